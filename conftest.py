@@ -1,4 +1,4 @@
-"""How a run of the tests goes: its tier, what runs together, in which order, and what is shown last."""
+"""Configures a test run: its tier, the tests that share a worker, the order of files, and the summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
 # No example has a deadline: on a busy machine any of them may be slow.
 settings.register_profile("without deadline", deadline=None)
-# For mutants: that a test fails is enough, its smallest example is not looked for.
+# For mutants: a failing test is enough, so Hypothesis does not shrink its example.
 settings.register_profile(
     "first-failure", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
@@ -44,28 +44,30 @@ LONGEST_FIRST: Final = (
     "tests/clients",
     "tests/spark",
     "tests/system",
+    "tests/load",
+    "tests/http/test_protocol.py",
 )
-"""What takes longest begins first, so that no worker is left with it at the end."""
+"""These tests take longest and begin first, so that no worker is left with one of them at the end."""
 
 SHOWN_S: Final = 10.0
-"""Files whose tests take less time together are not listed."""
+"""Files that take less time in total are not listed."""
 
 PROCESSOR_S: Final = "processor_s"
-"""The attribute of a report that holds the processor time since the report before it."""
+"""The attribute of a report with the processor time since the previous report."""
 MEASURED: Final = pytest.StashKey[float]()
-"""The processor time until the last report of this process."""
+"""The key of the processor time at the last report of this process."""
 
 _reports: dict[str, list[str]] = defaultdict(list)
 _seconds: dict[str, float] = defaultdict(float)
-"""How long the tests of each file took, with their fixtures."""
+"""The duration of each file's tests, with their fixtures."""
 _processor_s: dict[str, float] = defaultdict(float)
-"""How much of that was time of a processor, in the tests and in the programs that they started and ended."""
+"""The processor time of each file's tests, and of the child programs that ended."""
 
 
-class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
-    """With several workers (`-n 2`), one of them runs all of a file, or of a folder that shares something.
+class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
+    """With several workers (`-n 3`), all tests of a file, or of a folder in `TOGETHER`, run on one worker.
 
-    xdist's own groups mean nothing to pytest 9.2 (pytest-dev/pytest-xdist, issue 1386).
+    pytest 9.2 ignores xdist's own groups (pytest-dev/pytest-xdist, issue 1386).
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -74,17 +76,23 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]  # which is not typed
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
-    """Files go to whichever worker is free, in the order in which they were collected."""
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two cores, because tests wait for a third of their time without using a processor."""
+    return max(1, (os.cpu_count() or 1) * 3 // 2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling:
+    """Give files to free workers in the order of collection."""
     config.option.loadscopereorder = False
-    return Together(config, log)
+    return FolderScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage away from what is collected here, which stays until the end.
+    """Exclude the collected tests from garbage collection, because they stay until the end.
 
-    It would look at all six thousand tests again and again: 13 s of the 32 s of a state machine.
+    The collector would visit all six thousand tests again and again: 13 s of the 32 s of a state machine.
     """
     gc.disable()
     try:
@@ -96,9 +104,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """In the first tier, skip files that hold none of its tests.
+    """In the first tier, skip files without a test of that tier.
 
-    They import what only the full tier installs.
+    They import packages that only the full tier installs.
     """
     if "not full" not in config.option.markexpr or not collection_path.is_relative_to(ROOT):
         return None
@@ -107,7 +115,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the full tier, and let what takes longest begin first."""
+    """Mark the tests of the full tier, and sort the longest tests to the front."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if is_full(item.nodeid, [each for each in parameters if isinstance(each, str)]):
@@ -121,7 +129,7 @@ def _rank(test: str) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note on each report the processor time since the one before it."""
+    """Store in each report the processor time since the previous report."""
     report = yield
     now = sum(os.times()[:4])
     vars(report)[PROCESSOR_S] = now - item.config.stash.get(MEASURED, now)
@@ -130,7 +138,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep how long a test took and worked, and what it reported with `say`."""
+    """Add up the duration and the processor time of each file, and keep the lines reported with `say`."""
     file = report.nodeid.partition("::")[0]
     _seconds[file] += report.duration
     _processor_s[file] += vars(report).get(PROCESSOR_S, 0.0)  # none if a worker died
@@ -141,7 +149,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show which files took long, and what the tests reported."""
+    """Show the files that took long, and the lines that the tests reported."""
     if long := {file: seconds for file, seconds in _seconds.items() if seconds >= SHOWN_S}:
         terminalreporter.section("seconds of each file, and of a processor")
         for file, seconds in sorted(long.items(), key=itemgetter(1), reverse=True):

@@ -1,4 +1,4 @@
-"""Error messages without secrets: neither those of a URL, nor words that a person typed in a wrong place."""
+"""Removes secrets from messages: parts of URLs, and words that were typed in the wrong place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTION: Final = re.compile(r"--[A-Za-z][A-Za-z-]*|-[A-Za-z]")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z_-]*(?==)|^[A-Za-z][A-Za-z_-]*$")
 """A lone word, or what is before an equals sign."""
 ALIKE: Final = 0.8
-"""A name that is as similar as this to a known word is a slip of the finger, and no secret."""
+"""A name at least as similar as this to a known word is a typo, not a secret."""
 _SERVERS: Final = re.compile(
     r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:,(?:[\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5})*"
 )
@@ -34,7 +34,7 @@ _REPEATED: Final = re.compile(r"\.\.\.(?:[^\w\s]{0,3}\.\.\.)+")
 
 
 def url_without_secrets(url: str) -> str:
-    """Return a URL without user name, password and options; a path as it is.
+    """Return a URL without user name, password and options; a path stays unchanged.
 
     >>> url_without_secrets("https://me:pw@host:80/a?token=b")
     'https://host:80/a'
@@ -55,7 +55,7 @@ def url_without_secrets(url: str) -> str:
 def redact(message: str, words: Sequence[str], known: Collection[str] = ()) -> str:
     """Hide the words of a command line in an error message, as each may be a secret in a wrong place.
 
-    Known words and slips of them, option names, entities, existing files, addresses and URLs are shown. The
+    Known words and their typos, option names, entities, existing files, addresses and URLs are shown. The
     secrets of a URL are hidden.
 
     >>> redact("'hunter2': write KEY=VALUE, such as request_rate=5", ["set", "user=a", "hunter2"])

@@ -83,7 +83,7 @@ class StorageLocation:
 
 
 def _secrets(url: str) -> set[str]:
-    """The secrets of a URL, and each part of one, as filesystems may show a part alone."""
+    """The secrets of a URL, and the parts of each secret, as filesystems may show a part alone."""
     rest = url.partition(":")[2].lstrip("/")
     user = rest.rpartition("@")[0]
     secrets = [user] if ":" in user else []

@@ -80,7 +80,7 @@ class EscapingStream:
 
 
 def escape_output() -> None:
-    """Escape unsafe characters in all that this process prints from now on, also in tracebacks."""
+    """Escape unsafe characters in everything that this process prints from now on, even in tracebacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, EscapingStream | None):

@@ -1,8 +1,8 @@
 """Generates clients from `openapi/openapi.json` into `clients/generated`: `python -m clients.generate`.
 
-The document says exactly what the service takes. Generators read an easier one, made of it here: one shape
-where there are several, no bounds, and only one of the methods of the check. So a client refuses nothing
-by itself, and one that is older than its service still reads what that answers.
+The document describes the service exactly. Generators read a simplified copy, made here: each schema has one
+shape and no bounds, and the check has one method. So a client refuses nothing by itself, and an older client
+still reads the answers of a newer service.
 """
 # ruff: noqa: INP001  clients are distributions of their own, no package of this one
 
@@ -39,10 +39,10 @@ LANGUAGES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """The generator of each language, and its options."""
 MAPPED: Final[Mapping[str, tuple[str, ...]]] = {"go": ("--type-mappings", "number=float64")}
-"""Go's own float32 has 24 bits: it would make another limit of 16,777,217."""
+"""The generator's float32 for Go has 24 bits: it would change a limit of 16,777,217."""
 
 RENAMED: Final = ("--model-name-mappings", "NewKey=KeyWanted")
-"""In Go `NewKey` is what makes a `Key`."""
+"""In Go `NewKey` is the constructor of `Key`."""
 NAMED: Final = ("--git-host", "quotagate.example", "--git-user-id", "clients", "--git-repo-id", "quotagate")
 """The module's path in Go; nothing is fetched from there."""
 ESCAPED: Final = """\
@@ -77,7 +77,7 @@ MENDED: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
         ("quotagate_api/models/*.py", "\n        })\n", "\n        }.items() if name in obj})\n"),
     ),
 }
-"""Where a client would say something else than the program does: files, the wrong code, and the right one.
+"""Corrections of code that would send other values than the program set: files, wrong code, right code.
 
 Go's escaping mistakes an entity for a name. Java, and Python after reading, send null for a field that was
 not set; in a patch that is a deletion. In a dict a number may be given for a quota, as in JSON.
@@ -92,7 +92,7 @@ _BOUNDS: Final = frozenset(
 
 
 def easier(document: Schema) -> Schema:
-    """The document as generators read it."""
+    """The simplified document for generators."""
     components = document["components"]
     exact: Mapping[str, Schema] = components["schemas"]
     nullable = {
@@ -118,7 +118,7 @@ def _component(schema: Schema, exact: Mapping[str, Schema]) -> Schema:
 
 
 def _resolved(option: Schema, exact: Mapping[str, Schema]) -> Schema:
-    """An option without references; a map of quotas has their keys as its fields."""
+    """An option without references; a map of quotas gets a field for each quota key."""
     if "$ref" in option:
         return _schema(exact[option["$ref"].removeprefix(_SCHEMAS)])
     if option.get("additionalProperties") == {"$ref": _QUOTA}:
@@ -128,9 +128,9 @@ def _resolved(option: Schema, exact: Mapping[str, Schema]) -> Schema:
 
 
 def _linked(schema: Any, nullable: Collection[str], *, is_component: bool = False) -> Any:
-    """The schema, where null is said at a reference, and each set of quotas is the same component.
+    """The schema with null next to references, and with one component for all sets of quotas.
 
-    So a program can send the set of quotas that it read, with the same type.
+    So a program can send a set of quotas that it has read, with the same type.
     """
     if isinstance(schema, list):
         return [_linked(each, nullable) for each in schema]
@@ -148,7 +148,7 @@ def _linked(schema: Any, nullable: Collection[str], *, is_component: bool = Fals
 
 
 def _path(item: Schema) -> Schema:
-    """A path where all methods do the same keeps one."""
+    """The operations of a path; if all its methods do the same, only one stays."""
     methods = {"get"} if "trace" in item else set(item)
     shared = item.get("parameters", [])
     return {
@@ -172,7 +172,7 @@ def _parameter(parameter: Schema) -> Schema:
 
 
 def _content(said: Schema) -> Schema:
-    """A body in one media type, plain JSON if it can be, with its schema alone."""
+    """A body in one media type, plain JSON if possible, with only its schema."""
     types = said.get("content", {})
     chosen = "application/json" if "application/json" in types else next(iter(types), None)
     made = {name: value for name, value in said.items() if name not in ("content", "headers")}
@@ -200,7 +200,7 @@ def _schema(schema: Schema) -> Schema:
 
 
 def _flat(options: list[Schema]) -> list[Schema]:
-    """The options; one that is nothing but options itself is replaced by these."""
+    """The options, with nested lists of options flattened."""
     found: list[Schema] = []
     for option in options:
         found += _flat(option["anyOf"]) if "anyOf" in option and "type" not in option else [option]
@@ -208,7 +208,7 @@ def _flat(options: list[Schema]) -> list[Schema]:
 
 
 def _one_of(options: list[Schema]) -> Schema:
-    """One shape that holds what each option does; ``{}`` is anything."""
+    """One shape that accepts the values of every option; ``{}`` accepts anything."""
     others = [option for option in options if option.get("type") != "null"]
     nullable = len(others) < len(options)
     found = _widest(others)
@@ -245,7 +245,7 @@ def _widest(options: list[Schema]) -> Schema:
 
 
 def _shape(objects: list[Schema]) -> Schema:
-    """All of them in one; what has a quota's fields is one, by name."""
+    """One object with the fields of all; an object with a quota's fields becomes a reference to it."""
     made = _merged(objects)
     is_quota = "on_store_failure" in made["properties"] and "limit" in made["required"]
     return {"$ref": _QUOTA} if is_quota else made
@@ -265,7 +265,7 @@ def _merged(objects: list[Schema]) -> Schema:
 
 
 def _together(schemas: list[Schema]) -> Schema:
-    """One field of several shapes; it may be null if it may in one of them."""
+    """One field for several shapes; it is nullable if it is in one of them."""
     values = list(dict.fromkeys(value for schema in schemas for value in schema.get("enum", ())))
     if values:
         return {**schemas[0], "enum": values}
@@ -280,7 +280,7 @@ def _together(schemas: list[Schema]) -> Schema:
 
 
 def generate(language: str, document: Path) -> Path:
-    """A client in one language; where it lies."""
+    """Generate a client in one language; return its folder."""
     generator, options = LANGUAGES[language]
     target = GENERATED / language
     shutil.rmtree(target, ignore_errors=True)

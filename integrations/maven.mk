@@ -1,10 +1,10 @@
-# What the Makefiles of the integrations share: `make` makes $(JAR), `make test` runs the lints and the unit tests.
+# The common part of the integrations' Makefiles: `make` makes $(JAR), `make test` runs the lints and the unit tests.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := $(JAR)
 SOURCES := pom.xml .mvn/jvm.config $(shell find src -type f)
 
-# What was fetched once is not asked for again.
+# Offline first, so that packages are fetched only once.
 $(JAR): $(SOURCES)
 	@../mvn.sh -q -B -o -DskipTests package >/dev/null 2>&1 || ../mvn.sh -q -B -DskipTests package
 	@touch $@

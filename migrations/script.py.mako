@@ -1,8 +1,8 @@
 """${message}
 
-The program of the previous release still runs on what this leaves behind, and this one on what was there before
-its turn: add columns that may be NULL, fill them later, drop nothing that was read yesterday. A step waits at most
-4 s for a lock and runs at most 5 s (lock_timeout, statement_timeout): what takes longer is done in pieces.
+The previous release must still run on the new schema, and this release on the old one: add columns that may
+be NULL, fill them later, drop nothing that the previous release reads. A step waits at most 4 s for a lock
+and runs at most 5 s (lock_timeout, statement_timeout): split longer work into pieces.
 
 Revision ID: ${up_revision}
 Revises: ${down_revision | comma,n}

@@ -1,4 +1,4 @@
-"""Folders of assertions for the tests, written as the job leaves them."""
+"""Folders of assertions for the tests, in the format of the job's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl: a certificate authority and what it signs."""
+"""Certificates for tests, made by openssl: a certificate authority, and certificates that it signs."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ def build(
     within_s: float,
     environment: Mapping[str, str] = NOTHING,
 ) -> None:
-    """Run a command in a folder; tests of another run may be building the same, so one after the other.
+    """Run a build command in a folder, under a lock, because another test run may be building the same.
 
     Args:
-        within_s: how long it may take.
-        environment: variables besides those of this program.
+        within_s: the timeout of the command.
+        environment: variables to add to the environment of this program.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as locked:

@@ -1,4 +1,4 @@
-"""What asks charge and what is decided of them, for tests that have quotas and no snapshot of a catalog."""
+"""Charges of asks and decisions on them, for tests that have quotas but no snapshot of a catalog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.store.port import Answer, Charge, Plan
 
 
 def charges_of(ask: Ask, quotas: Quotas, rules: MatchingRules, secret: bytes) -> Sequence[Charge]:
-    """What an ask charges by the readable rule, with its ids hashed."""
+    """The charges of an ask by the readable rule, with its ids hashed."""
     charges = [charge_of(applied, ask) for applied in applied_quotas(ask, quotas, rules)]
     return with_spreads(ask, charges, secret)
 
@@ -27,14 +27,14 @@ def plan_for(ask: Ask, quotas: Quotas, rules: MatchingRules, secret: bytes) -> P
 
 
 def single_charge(applied: AppliedQuota, ask: Ask, spreads: bytes = b"") -> Charge:
-    """What an ask charges of one quota."""
+    """The charge of an ask for one quota."""
     charge = charge_of(applied, ask)
     charge.spreads = spreads
     return charge
 
 
 def decision_on(ask: Ask, plan: Plan, answer: Answer, *, sequential: bool = False) -> Decision:
-    """The decision by the store's answer to the plan of an ask."""
+    """The decision that follows from the store's answer to the plan of an ask."""
     decision, _ = decided(PlannedAsk(ask, plan.charges, plan), answer, sequential=sequential)
     return decision
 

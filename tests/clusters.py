@@ -24,11 +24,11 @@ from tests.stores import MAXMEMORY
 
 PRIMARIES: Final = 3
 BUS: Final = 10_000
-"""A node's own port for its cluster lies this much above the one for clients."""
+"""The distance between a node's port for clients and its cluster bus port."""
 
 NODE_TIMEOUT_MS: Final = 60_000
-"""After which a silent node counts as failed: long, as on a crowded machine a healthy one may be silent for
-seconds. A test of a failover gives a shorter one."""
+"""The silence after which a node counts as failed: long, because a healthy node may be silent for seconds on
+a busy machine. A test of a failover sets a shorter one."""
 
 
 class Node(Program):
@@ -41,7 +41,7 @@ class Node(Program):
         folder.mkdir()
 
     def start(self) -> None:
-        """Start it; after it was killed, with what it knows of the cluster."""
+        """Start the node; after a kill, with its previous view of the cluster."""
         place = ["--port", str(self.port), "--bind", HOST, "--dir", str(self._folder), "--save", ""]
         clustered = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
         others = ["--cluster-require-full-coverage", "no", "--maxmemory", str(MAXMEMORY)]
@@ -52,11 +52,11 @@ class Node(Program):
         )
 
     def client(self) -> redis.Redis:
-        """A client of it."""
+        """A client of the node."""
         return redis.Redis(HOST, self.port, socket_timeout=30)
 
     def call(self, *command: Any) -> Any:
-        """Its reply to one command."""
+        """The node's reply to one command."""
         with self.client() as client:
             return client.execute_command(*command)
 
@@ -65,7 +65,7 @@ class Cluster:
     """The nodes: primaries first, then a replica of each.
 
     Attributes:
-        url: for nodes of Quotagate.
+        url: the URL for nodes of Quotagate.
     """
 
     def __init__(self, folder: Path, *options: str, replicas: bool = True) -> None:
@@ -96,7 +96,7 @@ class Cluster:
             until(partial(_follows, replica))
 
     def owner(self, slot: int) -> Node:
-        """The node that has a slot, as the first primary that answers says."""
+        """The node that owns a slot, according to the first node that answers."""
         for node in self.nodes:
             with suppress(redis.RedisError):
                 for row in _rows(node.call("CLUSTER SLOTS")):
@@ -111,7 +111,7 @@ class Cluster:
 
 
 def scan_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Look at every call of a script from here on: its keys must be in one slot. Gives the slots so far."""
+    """Check from now on that the keys of each script call are in one slot; return the list of slots."""
     slots: list[int] = []
     send, execute = Connection.send, RedisCluster.execute_command
 
@@ -120,9 +120,9 @@ def scan_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             keys = [
                 key if isinstance(key, bytes) else key.encode() for key in command[3 : 3 + int(command[2])]
             ]
-            its = {slot_of(key) for key in keys}
-            assert len(its) == 1, f"a call spans slots: {keys}"
-            slots.extend(its)
+            call_slots = {slot_of(key) for key in keys}
+            assert len(call_slots) == 1, f"a call spans slots: {keys}"
+            slots.extend(call_slots)
 
     def sent(self: Connection, command: Any, *more: Any, **named: Any) -> Any:
         look(command)
@@ -138,7 +138,7 @@ def scan_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def move_slot(cluster: Cluster, slot: int) -> None:
-    """Move a slot to another primary, key by key, as servers before Valkey 9 do it."""
+    """Move a slot to another primary, key by key, as servers before Valkey 9 do."""
     source = cluster.owner(slot)
     target = _another(cluster, source)
     target.call("CLUSTER SETSLOT", slot, "IMPORTING", source.call("CLUSTER MYID"))
@@ -163,24 +163,24 @@ def _another(cluster: Cluster, source: Node) -> Node:
 
 
 def _knows(node: Node, nodes: int) -> bool:
-    """Whether a node knows so many nodes."""
+    """Whether a node knows this many nodes."""
     return len(node.call("CLUSTER NODES")) == nodes
 
 
 def _follows(replica: Node) -> bool:
-    """Whether a replica has what its primary has."""
+    """Whether the replica's link to its primary is up."""
     return bool(replica.call("INFO", "replication")["master_link_status"] == "up")
 
 
 def until(look: Callable[[], object], within_s: float = 180.0) -> None:
-    """Wait until a look at a node finds something true."""
+    """Wait until `look` returns something true; an error of a node counts as false."""
     give_up = time.monotonic() + within_s
     while True:
         with suppress(redis.RedisError):
             if look():
                 return
         assert time.monotonic() < give_up, "the cluster did not come together"
-        time.sleep(0.02)  # between two looks at the condition that is waited for
+        time.sleep(0.02)  # the polling interval
 
 
 def _sees_all(node: Node) -> bool:
@@ -189,9 +189,9 @@ def _sees_all(node: Node) -> bool:
 
 
 def _rows(reply: Any) -> list[tuple[int, int, int]]:
-    """Ranges of slots with the ports of their primaries, of either shape of the reply."""
+    """Ranges of slots with the ports of their primaries, from either shape of the reply."""
     if isinstance(reply, dict):
-        return [(begin, end, its["primary"][1]) for (begin, end), its in reply.items()]
+        return [(begin, end, servers["primary"][1]) for (begin, end), servers in reply.items()]
     return [(row[0], row[1], row[2][1]) for row in reply]
 
 

@@ -93,8 +93,8 @@ def noting() -> Iterator[Gate]:
 
 
 Command = Callable[..., Ran]
-_made = functools.cache(typer_main.get_command)
-"""The parsers of all commands, which take most of the time of a command if each run makes them."""
+parser_of = functools.cache(typer_main.get_command)
+"""The cached parser of all commands: to make it anew takes most of the time of a command."""
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def quotagate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("QUOTAGATE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(typer_main, "get_command", _made)
+    monkeypatch.setattr(typer_main, "get_command", parser_of)
 
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr("sys.argv", ["quotagate", *arguments])

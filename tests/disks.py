@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 
 NAME: Final = "quotagate-disk"
-"""A disk's name in the table of mounts; a dash and the id of its program follow."""
+"""The name of a disk in the table of mounts, before a dash and the id of its program."""
 
 
 @contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of so many bytes at `folder`. Without one the test is skipped, or fails under CI=true."""
+    """A disk of `size` bytes at `folder`; if it cannot be mounted, skip the test, or fail under CI=true."""
     folder.mkdir()
     options = f"size={size},mode=755"
     done = subprocess.run(
@@ -39,7 +39,7 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
 
 
 def clear() -> None:
-    """Unmount what killed tests left behind."""
+    """Unmount the disks that killed tests left behind."""
     table = Path("/proc/mounts")
     for line in table.read_text(encoding="utf-8").splitlines() if table.exists() else ():
         name, folder, *_ = line.split()

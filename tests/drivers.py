@@ -23,7 +23,7 @@ AT_ONCE: Final = 1_000
 
 
 class Driver(ABC):
-    """Asks under the caller's clock, and sets quotas; statuses are those of the wire."""
+    """Asks under the caller's clock, and sets quotas; returned statuses are HTTP statuses."""
 
     @abstractmethod
     def asks(self, asks: Sequence[Json]) -> list[Json]:
@@ -125,7 +125,7 @@ class HttpDriver(Driver):
         return [decision for part in parts for decision in self._service.batch(part)]
 
     def alter(self, entity: str, quotas: Mapping[str, object]) -> bool:
-        """Whether one alteration was taken."""
+        """Alter an entity's quotas, and return whether the node accepted that."""
         alterations = {"alterations": [{"entity": entity, "quotas": quotas}]}
         answer = self._service.http.post("/v1/quotas:alter", json=alterations)
         (result,) = answer.raise_for_status().json()["results"]
@@ -152,9 +152,9 @@ class HttpDriver(Driver):
 
 
 class PlainDriver(Driver):
-    """A running node that is asked without detail, so that plain asks go the short way.
+    """A running node that is asked without detail, so that plain asks take the fast path.
 
-    What it decides must be what the oracle decides, from which the details come.
+    Its decisions must equal the oracle's decisions, which supply the details.
     """
 
     def __init__(self, node: Driver, oracle: Driver) -> None:

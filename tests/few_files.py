@@ -15,7 +15,7 @@ _set = resource.setrlimit
 
 
 def as_anyone(which: int, limits: tuple[int, int]) -> None:
-    """As the kernel does for a user who is not root."""
+    """Set limits, but refuse to raise a hard limit, as the kernel does for users other than root."""
     if limits[1] > resource.getrlimit(which)[1]:
         raise ValueError("not allowed to raise maximum limit")
     _set(which, limits)

@@ -25,7 +25,7 @@ class ForgetfulStore(RedisStore):
 
 
 def main() -> None:
-    """Run it."""
+    """Run Quotagate with the faulty script."""
     if SCRIPT.count(RIGHT) != 1:
         raise ValueError("the fault must be planted in one place")
     with patch.object(wiring, "RedisStore", ForgetfulStore):

@@ -1,8 +1,8 @@
-"""The real program, each of whose connections is handed over at once: every request goes through ASGI."""
+"""The real program, with every connection handed over at once, so that every request goes through ASGI."""
 
 from __future__ import annotations
 
-from app.http import hot_protocol
+from app.http.server import hot_protocol
 from app.run import cli
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ STORE_PASSWORD: Final = "changeit"
 
 
 def key_store(certificates: Sequence[bytes]) -> bytes:
-    """Certificates to trust as a Java key store: a list, and a digest over the password and all of it."""
+    """Trusted certificates as a Java key store: a list, then a digest over the password and that list."""
     content = struct.pack(">III", 0xFEEDFEED, 2, len(certificates))
     now_ms = int(time.time() * 1000)
     for number, certificate in enumerate(certificates):

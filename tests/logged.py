@@ -1,4 +1,4 @@
-"""Two nodes that log every decision, their workers, traffic, and what the log then holds."""
+"""Two nodes that log every decision, their workers, their traffic, and the content of the log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def definitions() -> dict[str, dict[str, dict[str, Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Two nodes with one store and one catalog; ``folder`` is where the log goes."""
+    """Two nodes with one store and one catalog; ``folder`` holds the log."""
 
     nodes: tuple[Service, Service]
     folder: Path
@@ -125,9 +125,9 @@ def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
         same = {"store_url": first.store_url, "database_url": first.database_url}
         second = stack.enter_context(running(environment=settings(folder), **(how | same)))
         quotas = definitions()
-        for entity, its in quotas.items():
-            first.put(entity, **its)
-        wanted = {(entity, key) for entity, its in quotas.items() for key in its}
+        for entity, by_key in quotas.items():
+            first.put(entity, **by_key)
+        wanted = {(entity, key) for entity, by_key in quotas.items() for key in by_key}
         eventually(lambda: wanted <= in_force(second))
         yield Logged((first, second), folder)
         for node in (first, second):  # both at once; the stack waits for each
@@ -166,7 +166,7 @@ def workers(
 
 
 def logged_id(principal: str, producer_id: int) -> int:
-    """An id in the form in which the log holds it."""
+    """An id in the form that the log holds."""
     return int.from_bytes(digest(SECRET, principal, producer_id), "big", signed=True)
 
 

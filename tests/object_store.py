@@ -20,7 +20,7 @@ ENVIRONMENT: Final = {
     "AWS_SECRET_ACCESS_KEY": "tests",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""The environment of a program that uses it; every signature is accepted."""
+"""The environment of a program that uses the store; every signature is accepted."""
 
 NAMESPACE: Final = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 LONG_AGO: Final = "2026-01-01T00:00:00.000Z"
@@ -38,7 +38,7 @@ class ObjectStore:
         self.lock = threading.Lock()
 
     def url(self, folder: str) -> str:
-        """The URL of a folder in it, for ``pyarrow.fs.FileSystem.from_uri``."""
+        """The URL of a folder in the store, for ``pyarrow.fs.FileSystem.from_uri``."""
         return f"s3://bucket/{folder}?endpoint_override=127.0.0.1:{self.port}&scheme=http&region=us-east-1"
 
 

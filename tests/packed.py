@@ -1,4 +1,4 @@
-"""Answers as the script gives them, in its bytes, for fake stores."""
+"""Answers in the script's binary format, for fake stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.store.port import Answer, ChargeResult
 
 
 def packed(answer: Answer, *, brief: bool = False) -> Answer:
-    """Return an answer as it is read from the script's bytes; briefly, if it admits and counts no ids."""
+    """Return an answer decoded from the script's format; `brief` fits only if it admits and counts no ids."""
     if brief:
         content = b"\3" + b"".join(
             struct.pack("<dd", result.observed, result.remaining) for result in answer.results

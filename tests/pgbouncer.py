@@ -25,7 +25,7 @@ class PgBouncer(Program):
     """A pooler of all databases of one server.
 
     Args:
-        settings: of its configuration; by default it pools transactions in one session for each database.
+        settings: options of the configuration; the default pools transactions in one session per database.
     """
 
     def __init__(self, server: Postgres, **settings: object) -> None:
@@ -64,11 +64,11 @@ class PgBouncer(Program):
         eventually(self._answers, within_s=START_S)
 
     def stop(self) -> None:
-        """Stop it at once, so that all its connections are closed."""
+        """Stop the pooler at once, which closes all its connections."""
         end(self.running)
 
     def before(self, url: str) -> str:
-        """The address at the pooler of a database of the server."""
+        """The URL of a database of the server, through the pooler."""
         place = {"host": str(self.home), "port": str(PORT)}
         return make_url(url).update_query_dict(place).render_as_string(hide_password=False)
 

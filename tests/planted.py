@@ -8,7 +8,7 @@ from typing import Any
 
 
 def planted(module: ModuleType, right: str, wrong: str, **more: object) -> dict[str, Any]:
-    """Return the names of a module, run again with something wrong in place of what is right.
+    """Return the names of a module that is run again with `wrong` in place of `right`.
 
     Args:
         more: names that the fault needs and the module does not have.

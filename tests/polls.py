@@ -16,18 +16,18 @@ AT_MOST: Final = 240
 
 
 def polls_until(holds: Callable[[], object]) -> int:
-    """How many polls it takes until something holds: pauses as long as a node's, each with a look after it.
+    """The number of polls until something holds. A poll pauses as long as a node's, and then looks.
 
-    A look waits for a processor as often as a node's own poll does, so a crowded machine stretches both.
+    A look waits for a processor as often as a node's own poll does, so a busy machine stretches both.
     """
     for polls in range(1, AT_MOST + 1):
-        time.sleep(POLL_S)  # what is counted
+        time.sleep(POLL_S)  # one poll
         if holds():
             return polls
     raise AssertionError(f"it did not come true within {AT_MOST} polls")
 
 
 def follows_within_a_second(what: str, polls: Sequence[int]) -> None:
-    """Check that as a rule a change took no more polls than there are in a second."""
+    """Check that the median change took no more polls than there are in a second."""
     say(f"{what} after {sorted(polls)} polls, of which a second has {IN_A_SECOND}")
     assert median(polls) <= IN_A_SECOND, f"{what} after {polls} polls"

@@ -1,23 +1,32 @@
-"""Ports on loopback that no other test takes, for servers that are killed and started again there."""
+"""Ports on loopback that no other test takes, for servers that do not choose their own."""
 
 from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 from contextlib import ExitStack
 from typing import Final
 
 HOST = "127.0.0.1"
 
-_taken: Final[list[ExitStack]] = []
-"""The sockets that keep others from the ports, until this program ends."""
+HELD: Final = 200
+"""How many of the last takings are held: what a test took long ago, it uses or needs no more."""
+
+_taken: Final[deque[ExitStack]] = deque()
+"""Sockets that hold the ports."""
+
+
+def free_port() -> int:
+    """Take one port below the ephemeral range."""
+    return free_ports(1)[0]
 
 
 def free_ports(count: int, above: int = 0) -> list[int]:
-    """Take ports below those that outgoing connections get.
+    """Take ports below the ephemeral range, which outgoing connections use.
 
     Args:
-        above: the ports that lie this much above them are taken too.
+        above: the ports this much above them are taken too.
     """
     found: list[int] = []
     while len(found) < count:
@@ -28,7 +37,7 @@ def free_ports(count: int, above: int = 0) -> list[int]:
 
 
 def free_row_of_ports(count: int) -> int:
-    """Take so many ports in a row, and return the first."""
+    """Take this many ports in a row, and return the first."""
     while True:
         first = random.randrange(20_000, 32_000)
         if _take(set(range(first, first + count))):
@@ -36,10 +45,10 @@ def free_row_of_ports(count: int) -> int:
 
 
 def _take(ports: set[int]) -> bool:
-    """Take all of these ports, or none if somebody has one of them.
+    """Take all of these ports, or none if one of them is in use.
 
-    A socket that does not listen holds each of them. Servers that use addresses again can still listen there,
-    but the next search finds the port taken. A broker listens only seconds later; others search by then.
+    A bound socket that does not listen holds each port. Servers with SO_REUSEADDR can still listen there, but
+    the next search finds the port taken. A broker listens only seconds later; others may search before.
     """
     with ExitStack() as stack:
         for port in ports:
@@ -50,4 +59,6 @@ def _take(ports: set[int]) -> bool:
                 return False
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _taken.append(stack.pop_all())
+    if len(_taken) > HELD:
+        _taken.popleft().close()
     return True

@@ -23,7 +23,7 @@ START_S = 120
 
 
 def without_root(home: Path) -> dict[str, Any]:
-    """How to start a program that refuses root: root starts it as `nobody`, and gives it its directory."""
+    """Options of `Popen` for a program that refuses root: as root, use `nobody`, who then owns `home`."""
     if os.geteuid():
         return {}
     os.chown(home, NOBODY, NOBODY)
@@ -82,7 +82,7 @@ class Postgres:
         return self._server.pid
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT is PostgreSQL's fast stop, SIGQUIT its crash."""
+        """Stop the server: SIGINT is PostgreSQL's fast shutdown, SIGQUIT the immediate one."""
         if self._server is not None and self._server.poll() is None:
             self._server.send_signal(how)
             self._server.wait(START_S)
@@ -97,10 +97,10 @@ class Postgres:
         until = time.monotonic() + START_S
         while any(lives(pid) for pid in family):
             assert time.monotonic() < until, "PostgreSQL's programs outlive their kill"
-            time.sleep(0.01)  # between two looks at the condition that is waited for
+            time.sleep(0.01)  # the polling interval
 
     def hold(self) -> list[int]:
-        """Stop the server, then its processes, so that it starts no more; return the ids of all of them."""
+        """Suspend the server first, so that it starts no process, then its processes; return all ids."""
         os.kill(self.pid, signal.SIGSTOP)
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
         family = [self.pid, *map(int, children)]
@@ -135,7 +135,7 @@ class Postgres:
 
 
 def started() -> Postgres:
-    """A running server; without one the test is skipped with the reason, or fails under CI=true."""
+    """A running server; if it cannot start, skip the test with the reason, or fail under CI=true."""
     try:
         return Postgres().create()
     except (OSError, RuntimeError) as error:

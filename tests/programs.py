@@ -44,15 +44,15 @@ class Program:
         return self.running.pid
 
     def kill(self) -> None:
-        """Kill it, as the kernel does when memory runs out; works on a suspended program, too."""
+        """Kill the program, as the kernel does when memory runs out; works on a suspended program, too."""
         if self._running is not None:
             self._running.kill()
             self._running.wait()
 
     def hold(self) -> None:
-        """Suspend it, so that it hangs."""
+        """Suspend the program, so that it hangs."""
         self.running.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Resume it."""
+        """Resume the program."""
         self.running.send_signal(signal.SIGCONT)

@@ -38,7 +38,7 @@ def pushed(
 def push(
     node: Service, *volumes: dict[str, Any], at_ms: int | None = None, complete: bool | None = True
 ) -> dict[str, Any]:
-    """Push an observation, and return the state of the volumes after it; None: it does not say `complete`."""
+    """Push an observation, and return the new state of the volumes; ``complete=None`` omits that field."""
     query = {} if at_ms is None else {"at_ms": at_ms}
     said = {} if complete is None else {"complete": complete}
     answer = node.http.post("/v1/volumes", params=query, json={"volumes": volumes, **said})

@@ -1,4 +1,4 @@
-"""Sockets that can be read or written, whatever their numbers: `select.select` refuses 1,024 and above."""
+"""Waits for sockets with any file descriptor; `select.select` refuses 1,024 and above."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class Relay:
         self.store = store
         """The socket that new connections go to."""
         self.without_store: Callable[[], int] = lambda: 0
-        """How many asks were answered without the store so far; a late reply waits until there are more.
+        """Returns how many asks were answered without the store; a late reply waits until that number grows.
 
-        How long a node waits for its store depends on how busy the machine is, so no delay is late on each.
+        A node's timeout depends on the load of the machine, so no fixed delay is late on each.
         """
         self._path = path
         self._serving: dict[asyncio.Task[None], socket.socket] = {}
@@ -81,7 +81,7 @@ class Relay:
             self.connections += 1
 
     async def _serve(self, connection: socket.socket) -> None:
-        # The store is not there, or one of them went away; or it stops, which Python 3.11 would log.
+        # The store is away, an end closed, or the relay stops, which Python 3.11 would log.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             async with (
                 _closing(await asyncio.open_unix_connection(sock=connection)) as (reader, writer),
@@ -121,7 +121,7 @@ async def _first(*directions: asyncio.Future[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def _closing(ends: Ends) -> AsyncIterator[Ends]:
-    """Close a connection at the end, and lose what could not be sent."""
+    """Close a connection at the end, and drop unsent data."""
     _, writer = ends
     try:
         yield ends

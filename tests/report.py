@@ -1,4 +1,4 @@
-"""What a test reports, such as a measurement: shown at the end of a run, whichever worker ran the test."""
+"""Reports of tests, such as measurements: shown at the end of a run, whichever worker ran the test."""
 
 from __future__ import annotations
 

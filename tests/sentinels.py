@@ -36,7 +36,7 @@ class Listening(Program):
         self._configuration.write_text(own + options, encoding="utf-8")
 
     def start(self, *options: str) -> None:
-        """Start it."""
+        """Start the server."""
         self._running = subprocess.Popen(
             [str(get_binary_path()), str(self._configuration), *options],
             stdout=subprocess.DEVNULL,
@@ -45,11 +45,11 @@ class Listening(Program):
         )
 
     def client(self) -> redis.Redis:
-        """A client of it."""
+        """A client of the server."""
         return redis.Redis(HOST, self.port, password=self._password, decode_responses=True)
 
     def until(self, answers: object, *command: str, within_s: float = 120.0) -> None:
-        """Wait until a command is answered so; raise an error if it is not in time."""
+        """Wait until a command gets this answer; raise an error if that takes too long."""
         give_up = time.monotonic() + within_s
         with self.client() as client:
             while True:
@@ -57,14 +57,14 @@ class Listening(Program):
                     if client.execute_command(*command) == answers:
                         return
                 assert time.monotonic() < give_up, f"{command} was not answered by {answers}"
-                time.sleep(0.01)  # between two looks at the condition that is waited for
+                time.sleep(0.01)  # the polling interval
 
 
 class Watched:
     """The stores and the sentinels.
 
     Attributes:
-        url: of the primary, by what the sentinels know.
+        url: the URL of the primary, found through the sentinels.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ class Watched:
         self.url = f"redis+sentinel://:{PASSWORD}@{places}/{NAME}?sentinel_password={SENTINEL_PASSWORD}"
 
     def start(self) -> None:
-        """Start all of it, and wait until the replica follows and the sentinels know each other."""
+        """Start all servers, and wait until the replica follows and the sentinels know each other."""
         primary, replica = self.stores
         primary.start()
         replica.start("--replicaof", f"{HOST} {primary.port}")
@@ -97,7 +97,7 @@ class Watched:
             self._until_known(sentinel)
 
     def _until_known(self, sentinel: Listening) -> None:
-        """Wait until a sentinel knows the replica and the two others."""
+        """Wait until a sentinel knows the replica and the two other sentinels."""
         give_up = time.monotonic() + 120.0
         with sentinel.client() as client:
             while True:
@@ -106,10 +106,10 @@ class Watched:
                     if state["num-slaves"] == 1 and state["num-other-sentinels"] == 2:
                         return
                 assert time.monotonic() < give_up, "the sentinels do not know each other"
-                time.sleep(0.01)  # between two looks at the condition that is waited for
+                time.sleep(0.01)  # the polling interval
 
     def kill(self) -> None:
-        """Kill all of it."""
+        """Kill all servers."""
         for each in (*self.sentinels, *self.stores):
             each.kill()
 
@@ -118,9 +118,9 @@ class Watched:
 def watched() -> Iterator[Watched]:
     """A primary with a replica, watched by three sentinels."""
     with tempfile.TemporaryDirectory(prefix="qg-", ignore_cleanup_errors=True) as folder:
-        its = Watched(Path(folder))
+        servers = Watched(Path(folder))
         try:
-            its.start()
-            yield its
+            servers.start()
+            yield servers
         finally:
-            its.kill()
+            servers.kill()

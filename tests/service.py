@@ -66,26 +66,26 @@ class Service:
         return decisions
 
     def lease(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What comes of a request for a lease."""
+        """The answer to a request for a lease."""
         return self._posted("/v1/leases", body)
 
     def stop(self) -> int:
-        """Stop it as an operator does, and return its exit code."""
+        """Stop the node as an operator does, and return its exit code."""
         self.process.terminate()
         return self.process.wait(STOP_WITHIN_S)
 
     def logged(self) -> str:
-        """Everything it has logged."""
+        """The whole log of the node."""
         return self.log.read_text(encoding="utf-8")
 
     def logged_at(self) -> list[float]:
-        """The times of its log lines by its own clock, in seconds."""
+        """The times of the node's log lines by its own clock, in seconds."""
         events = [json.loads(line) for line in self.logged().splitlines() if line.startswith("{")]
         return [datetime.fromisoformat(event["timestamp"]).timestamp() for event in events]
 
     def _posted(self, path: str, body: object) -> dict[str, Any]:
         answer = self.http.post(path, json=body)
-        for _ in range(TRIES):  # on a crowded machine a node may shed; a client waits as it is asked to
+        for _ in range(TRIES):  # on a busy machine a node may shed asks; wait for its Retry-After
             if answer.status_code != 503:
                 break
             time.sleep(float(answer.headers["Retry-After"]))
@@ -107,7 +107,7 @@ def running(
     trust: ssl.SSLContext | None = None,
     program: str = "app.run.cli",
 ) -> Iterator[Service]:
-    """A ready node; without URLs it has a store (of a kind) and a migrated catalog of its own.
+    """A ready node; without URLs it has a store of the kind `store` and a migrated catalog of its own.
 
     If its settings turn on TLS, the client needs `trust`; `program` is a module to run in place of ours.
     """
@@ -162,7 +162,7 @@ def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
     give_up = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < give_up, f"it did not come true within {within_s:g} s"
-        time.sleep(0.01)  # between two looks at the condition that is waited for
+        time.sleep(0.01)  # the polling interval
     return found
 
 

@@ -1,4 +1,4 @@
-"""Runs our program, and makes it short of a resource while a test says so in a file that both map."""
+"""Runs our program, and makes it short of the resource that a test names in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.store.connection import Connection
 THREADS, MEMORY, ENCODING, READING = range(1, 5)
 """Threads do not start; sockets and files cannot be made; asks cannot be encoded; replies cannot be read."""
 FILE: Final = "SHORT_OF"
-"""The environment variable with the file's name; its first byte is one of these, or 0."""
+"""The environment variable with the file's name; the file's first byte is one of these, or 0."""
 
 
 def main() -> None:

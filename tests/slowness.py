@@ -1,4 +1,4 @@
-"""How slow a shared processor is now, for bounds of processor time that are meant for another one."""
+"""Measures how slow a shared processor is now, to scale bounds of processor time set for another one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from time import thread_time
 from typing import Final
 
 ADDRESS_US: Final = 2.8
-"""How long the processor for which the bounds are meant takes to read and spell an address."""
+"""The time to read and spell an address on the reference processor, for which the bounds are set."""
 ADDRESSES: Final = 2_000
 
 
 def slowness() -> float:
-    """How many times as long as that processor this one takes now; at least 1."""
+    """The time that this processor takes now, as a multiple of the reference processor's; at least 1."""
     began = thread_time()
     for _ in range(ADDRESSES):
         str(ip_address("10.20.30.40"))

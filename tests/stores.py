@@ -17,7 +17,7 @@ from tests.tools import need
 
 KINDS = ("valkey", "redis")
 MAXMEMORY = 4 * 1024**3
-"""More than any test uses. Without a bound a node reports a fault; near the bound it refuses new buckets."""
+"""More than any test uses. Without a limit a node reports a fault; near the limit it refuses new buckets."""
 
 
 class Server(Program):
@@ -31,11 +31,11 @@ class Server(Program):
         self._command = [str(program), *place, "--maxmemory", str(MAXMEMORY), *options]
 
     def start(self, *options: str) -> None:
-        """Start it, perhaps with more options than it was made with."""
+        """Start the store, perhaps with further options."""
         self._running = subprocess.Popen([*self._command, *options], stdout=subprocess.DEVNULL)
 
     def until_it_answers(self, within_s: float = 60.0) -> None:
-        """Wait until it answers; raise an error if it ends or is not there in time."""
+        """Wait until the store answers; raise an error if it ends or does not answer in time."""
         give_up = time.monotonic() + within_s
         with redis.Redis.from_url(self.url) as client:
             while True:
@@ -46,7 +46,7 @@ class Server(Program):
                         raise RuntimeError(f"the store ended with {self.running.returncode}") from None
                     if time.monotonic() > give_up:
                         raise
-                    time.sleep(0.01)  # between two looks at the condition that is waited for
+                    time.sleep(0.01)  # the polling interval
                 else:
                     return
 
@@ -59,7 +59,7 @@ def processor_s(store: redis.Redis) -> float:
 
 @contextmanager
 def server(kind: str, *options: str) -> Iterator[Server]:
-    """A running store of a kind."""
+    """A running store of the given kind."""
     with tempfile.TemporaryDirectory(prefix="qg-", ignore_cleanup_errors=True) as folder:
         store = Server(kind, Path(folder), *options)
         try:
@@ -72,6 +72,6 @@ def server(kind: str, *options: str) -> Iterator[Server]:
 
 @contextmanager
 def running(kind: str, *options: str) -> Iterator[str]:
-    """A running store of a kind; gives its URL."""
+    """The URL of a running store of a kind."""
     with server(kind, *options) as store:
         yield store.url

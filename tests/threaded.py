@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 AnyServer = TypeVar("AnyServer", bound=BaseServer)
 
 LOOK_EVERY_S: Final = 0.01
-"""How often the thread looks whether it is to end."""
+"""The interval at which the thread checks whether to end."""
 
 
 @contextmanager

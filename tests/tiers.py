@@ -47,7 +47,7 @@ FULL: Final = {
     "tests/system": "runs whole deployments through outages, floods and restarts",
     "workers/spark": "needs Java and Spark",
 }
-"""By path, why `make test` leaves these tests to `make test-all`."""
+"""The reasons why `make test` leaves tests to `make test-all`, by path."""
 
 FIRST: Final = frozenset(
     {
@@ -58,7 +58,7 @@ FIRST: Final = frozenset(
         "tests/system/test_vectors.py",
     }
 )
-"""What stays in the first tier although its folder or file is in `FULL`."""
+"""Tests that stay in the first tier although their folder or file is in `FULL`."""
 
 
 def is_full(test: str, parameters: Iterable[object] = ()) -> bool:
@@ -67,7 +67,7 @@ def is_full(test: str, parameters: Iterable[object] = ()) -> bool:
 
 
 def is_full_throughout(path: str) -> bool:
-    """Whether a file, folder or test, relative to the repository, holds nothing of the first tier."""
+    """Whether a file, folder or test, relative to the repository, has no test of the first tier."""
     return is_full(path) and not any(_leads_to(path, kept) for kept in FIRST)
 
 

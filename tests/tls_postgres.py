@@ -15,7 +15,7 @@ from tests.ready import ready
 from tests.threaded import threaded
 
 SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""The request for TLS of a PostgreSQL client; the answer ``S`` accepts it."""
+"""A PostgreSQL client's request for TLS; the answer ``S`` accepts it."""
 
 
 @contextlib.contextmanager

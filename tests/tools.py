@@ -17,7 +17,7 @@ LIBRARIES = {"libfaketime": "libfaketimeMT.so.1"}
 
 
 def need(tool: str, source: str = "tests/tools.sh fetches it where there is apt-get") -> Path:
-    """The path of `tool`; without it the test is skipped with the reason, or fails under CI=true."""
+    """The path of `tool`; if it is missing, skip the test with the reason, or fail under CI=true."""
     found = _library(LIBRARIES[tool]) if tool in LIBRARIES else _program(tool)
     if found is None:
         reason = f"{tool} is not here; {source}"

@@ -10,10 +10,10 @@ async def until(condition: Callable[[], object], *, every_s: float = 0.01, withi
     """Wait until a condition is true.
 
     Args:
-        every_s: the pause between two looks; 0 to look in each turn of the event loop.
+        every_s: the polling interval; 0 polls in each turn of the event loop.
 
     Raises:
-        TimeoutError: it was not true in time.
+        TimeoutError: the condition was not true in time.
     """
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110  what conditions look at sets no event: a store, private state

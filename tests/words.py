@@ -30,7 +30,6 @@ EXEMPT: Final = (
     "LICENSE",
     "clients/python/LICENSE",
     "clients/package-lock.json",
-    "docs/proofs/",  # records of what was found, with their dates
     "requirements",
     "tests/bench/peers/node/package-lock.json",
     "tests/decision_log/version-",  # written by earlier versions

@@ -15,7 +15,7 @@ from app.node.children import stop_event
 from app.node.errors import CommandError, SettingsError
 from app.node.own_name import own_name
 from app.node.settings import PREFIX, Settings, load
-from app.store.lease import Lease
+from app.store.leader_election import Contender
 from app.store.volumes import LEASE, VolumeRecord
 from app.terminal import escape_output
 from workers.arguments import PlainArgumentParser
@@ -91,7 +91,7 @@ async def _observe(settings: Settings, stop: asyncio.Event) -> None:
     await Observer(
         KafkaSource(settings.kafka_bootstrap, settings.kafka),
         VolumeRecord.at(settings.redis_url),
-        Lease.at(settings.redis_url, LEASE, own_name(), lease_s(rules)),
+        Contender.at(settings.redis_url, LEASE, own_name(), lease_s(rules)),
         rules,
     ).run(stop)
 

@@ -25,7 +25,7 @@ class PlainArgumentParser(argparse.ArgumentParser):
         super().error(self.redacted(message))
 
     def redacted(self, message: str) -> str:
-        """Return a message without the words that were typed, but for options and choices."""
+        """Return a message without the typed words, except options and choices."""
         return redact(message, self._typed, set(self.vocabulary()))
 
     def vocabulary(self) -> Iterator[str]:

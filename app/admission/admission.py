@@ -13,6 +13,7 @@ import structlog
 from msgspec import structs
 
 from app.admission.answers import ADMITTED, decided, held, without_call, without_store
+from app.admission.atomic_asks import AtomicAsks, AtomicDecision, AtomicOutcome
 from app.admission.cluster.gatherer import ClusterGatherer
 from app.admission.compiled import Tables
 from app.admission.factor import PRODUCE, UNTHROTTLED, FactorSource, is_held
@@ -35,7 +36,6 @@ from app.admission.plan import (
 )
 from app.admission.port import Then
 from app.admission.recorder import UNRECORDED, Recorder
-from app.admission.together import Joint, JointAsks, Together
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -57,8 +57,8 @@ class SingleAsk(Group, eq=False, kw_only=True):
 
 
 DecidedBy = tuple[Answer | None, Sequence[Verdict], StoreError | None]
-"""The grounds of a decision: the store's answer, None without one that can be read; the verdicts, none if
-every quota admits; and why the store did not judge some or all quotas."""
+"""The grounds of a decision: the store's answer (None if missing or unreadable), the verdicts (empty if every
+quota admits), and the error that kept the store from judging some or all quotas."""
 
 
 class Admission:
@@ -77,7 +77,7 @@ class Admission:
 
     Attributes:
         circuit: knows whether the store is available.
-        local: what this node answers alone.
+        local: the producer ids that this node answers for without the store.
         leases: grants and settles leases.
     """
 
@@ -142,10 +142,10 @@ class Admission:
         """Decide one ask, and call ``then`` once, perhaps before this returns.
 
         Args:
-            within_s: how long the ask may wait in this node, if that is less than for all others.
+            within_s: how long the ask may wait in this node, if less than ``queue_s``.
 
         Returns:
-            the request that waits for the store, if one does.
+            the request that waits for the store; None if the ask was decided at once.
 
         Raises:
             OutOfBoundsError, OverloadedError: as for ``decide``, instead of the call.
@@ -203,10 +203,10 @@ class Admission:
         self._metrics.observe_decisions([monotonic() - began] * len(planned))
         return planned
 
-    async def decide_together(
+    async def decide_atomically(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
-    ) -> Joint:
-        """Decide asks of which all are admitted or none; see ``app.admission.together`` for what they are.
+    ) -> AtomicDecision:
+        """Admit all of these asks or none; ``app.admission.atomic_asks`` describes such asks.
 
         Args:
             within_s: as for ``begin``.
@@ -215,10 +215,10 @@ class Admission:
             OverloadedError, CallerGoneError: as for ``decide``.
         """
         began = caller.came_at or monotonic()
-        joint = self._joint(asks, caller)
-        together = await self._decide_together(joint, caller, within_s)
+        atomic = self._atomic_asks(asks, caller)
+        outcome = await self._decide_atomically(atomic, caller, within_s)
         self._metrics.observe_decisions([monotonic() - began])
-        return joint.answer(together)
+        return atomic.answer(outcome)
 
     async def _decide_one(self, ask: Ask, caller: Caller, within_s: float | None) -> PlannedAsk:
         made: asyncio.Future[PlannedAsk | Exception] = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ class Admission:
             result = await made
         finally:
             if group is not None:
-                group.is_done = True  # also if nobody waits any more
+                group.is_done = True  # also after a cancellation
         if isinstance(result, Exception):
             raise result
         self._record_all()
@@ -245,7 +245,7 @@ class Admission:
         """
         charges, is_on_hold = self._charged(ask, caller, place)
         if is_on_hold:
-            # A held ask only looks for a kept answer: its retry gets that whatever the factor is now.
+            # A held ask only looks for a kept answer: a retry gets its kept answer at any factor.
             return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
         if ask.producer_ids is not None:
             return self._planned_ids(ask, charges, caller)
@@ -255,7 +255,7 @@ class Admission:
         return PlannedAsk(ask, charges, plan)
 
     def _charged(self, ask: Ask, caller: Caller, place: int) -> tuple[Sequence[Charge], bool]:
-        """Return the charges of a caller's ask, by the throttle factor, and whether the factor holds it."""
+        """Return the charges of a caller's ask, scaled by the throttle factor, and whether it is held."""
         charges: Sequence[Charge] = self._charges(ask)
         is_on_hold = False
         if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
@@ -274,7 +274,7 @@ class Admission:
         return tables.charges(ask)
 
     def _planned_ids(self, ask: Ask, charges: Sequence[Charge], caller: Caller) -> PlannedAsk:
-        """Plan an ask with producer ids, without those that this node knows."""
+        """Plan an ask with producer ids; the plan omits ids that this node knows."""
         secret, local, unknown = self._secret(), self.local, None
         charge = ids_charge(ask, charges) if local.remembers else None
         if charge is not None and may_answer_alone(ask):
@@ -286,7 +286,7 @@ class Admission:
                 unknown = replace(ask, producer_ids=tuple(left))
         sent = with_spreads(unknown or ask, charges, secret)
         plan = plan_of(ask, sent, secret, caller.key)
-        return PlannedAsk(ask, charges, plan, False, None, unknown, local.edition)
+        return PlannedAsk(ask, charges, plan, False, None, unknown, local.generation)
 
     def _planned_all(self, asks: Sequence[Ask], caller: Caller) -> Work[list[PlannedAsk]]:
         planned: list[PlannedAsk] = []
@@ -325,19 +325,19 @@ class Admission:
             self._unrecorded.append((planned, decided_by, monotonic() - since))
 
     def _record_all(self) -> None:
-        """Count and log the decisions that wait for it."""
+        """Count and log the decisions in ``_unrecorded``."""
         decisions, self._unrecorded = self._unrecorded, []
         self._metrics.observe_decisions([seconds for _, _, seconds in decisions])
         for planned, decided_by, _ in decisions:
             try:
                 self._record(planned, *decided_by)
-            except Exception:  # it was given already, so nobody is to hear of an error
+            except Exception:  # the decision was sent already, so the caller gets no error
                 log.exception("a decision could not be counted or logged")
 
     def _decided_all(
         self, planned: Sequence[PlannedAsk], answers: Sequence[Answer], failure: StoreError | None
     ) -> Work[None]:
-        """Make the decisions from the answers, as far as they came."""
+        """Decide and record each ask: by its answer, or without one if none came."""
         arrived = iter(answers)
         for place, each in enumerate(planned, 1):
             answer = None if each.plan is None else next(arrived, None)
@@ -390,7 +390,7 @@ class Admission:
         self._recorder.decided(planned, answer, verdicts, why)
 
     def _learnt(self, planned: PlannedAsk, answer: Answer) -> Answer:
-        """Note what the store said of ids; return its answer as if all ids of the ask had been sent."""
+        """Learn ids from an answer; return the answer as if all ids of the ask had been sent."""
         self.local.learn(planned, answer)
         return answer if planned.unknown is None else _with_all_ids(answer, planned.ask, planned.unknown)
 
@@ -398,31 +398,33 @@ class Admission:
         self._log_late((group.planned,), place, answer)
 
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, answer: Answer) -> None:
-        """Log what the store charged late, for an ask that was answered without it."""
+        """Log the charges of a late answer, whose ask was already answered without the store."""
         planned = asked[place]
         if answer.error is None and answer.kept is None and not planned.is_held:
             decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
-            its = planned.charges[planned.alone :]
-            count_lapses(self._metrics, self._recorder, planned.ask, its, answer)
+            charges = planned.charges[planned.alone :]
+            count_lapses(self._metrics, self._recorder, planned.ask, charges, answer)
             if planned.known is None:
                 answer = self._learnt(planned, answer)
             self._recorder.late(structs.replace(planned, decision=decision), answer, verdicts)
 
     # Asks that are decided as one
 
-    def _joint(self, asks: Sequence[Ask], caller: Caller) -> JointAsks:
-        """Return asks with what they charge."""
+    def _atomic_asks(self, asks: Sequence[Ask], caller: Caller) -> AtomicAsks:
+        """Return asks with their charges."""
         found = [self._charged(ask, caller, place) for place, ask in enumerate(asks)]
-        return JointAsks(asks, [charges for charges, _ in found], [is_on_hold for _, is_on_hold in found])
+        return AtomicAsks(asks, [charges for charges, _ in found], [is_on_hold for _, is_on_hold in found])
 
-    async def _decide_together(self, joint: JointAsks, caller: Caller, within_s: float | None) -> Together:
-        """Decide asks as one, count and log that."""
-        plan, failure, first = joint.plan(), self.circuit.error, joint.asks[0]
+    async def _decide_atomically(
+        self, atomic: AtomicAsks, caller: Caller, within_s: float | None
+    ) -> AtomicOutcome:
+        """Decide asks as one; count and log the decision."""
+        plan, failure, first = atomic.plan(), self.circuit.error, atomic.asks[0]
         answer: Answer | None = None
         if plan is not None and failure is None:
             answers, failure = await self._gatherer.decide(
                 [plan],
-                partial(self._log_late_together, joint),
+                partial(self._log_late_atomic, atomic),
                 caller=caller,
                 on_behalf_of=_principal_of(first),
                 within_s=within_s,
@@ -431,34 +433,34 @@ class Admission:
             if answer is not None and answer.error is not None:
                 failure, answer = answer.error, None
                 log.warning("the store could not decide a request", why=str(failure))
-        if any(joint.held):
-            together = joint.on_hold(self._factor.hold_ms(first.at_ms), away=failure is not None)
+        if any(atomic.held):
+            outcome = atomic.on_hold(self._factor.hold_ms(first.at_ms), away=failure is not None)
         elif plan is None:
-            together = joint.unlimited()
+            outcome = atomic.unlimited()
         elif answer is None:
-            together = joint.without_store()
+            outcome = atomic.without_store()
         else:
-            together = joint.decided(answer)
+            outcome = atomic.decided(answer)
         missed = failure if answer is None else answer.failure
         reason = missed.reason if missed is not None else "store_full"
-        if together.whole.decision is not None and together.whole.decision.source == "fallback":
+        if outcome.whole.decision is not None and outcome.whole.decision.source == "fallback":
             self._metrics.count_fallback(reason)
-        self._metrics.count(together.whole, answer)
+        self._metrics.count(outcome.whole, answer)
         if answer is not None:
-            count_lapses(self._metrics, self._recorder, first, joint.charges, answer)
-        for part, its_answer, verdicts in together.parts:
+            count_lapses(self._metrics, self._recorder, first, atomic.charges, answer)
+        for part, part_answer, verdicts in outcome.parts:
             assert part.decision is not None
             why = reason if part.decision.source == "fallback" else None
-            self._recorder.decided(part, its_answer, verdicts, why)
-        return together
+            self._recorder.decided(part, part_answer, verdicts, why)
+        return outcome
 
-    def _log_late_together(self, joint: JointAsks, _place: int, answer: Answer) -> None:
-        """Log what the store charged late, for asks that were answered without it."""
+    def _log_late_atomic(self, atomic: AtomicAsks, _place: int, answer: Answer) -> None:
+        """Log the charges of a late answer, whose asks were already answered without the store."""
         if answer.error is None:
-            count_lapses(self._metrics, self._recorder, joint.asks[0], joint.charges, answer)
-            for part, its_answer, verdicts in joint.decided(answer).parts:
-                if part.charges and its_answer is not None:
-                    self._recorder.late(part, its_answer, verdicts)
+            count_lapses(self._metrics, self._recorder, atomic.asks[0], atomic.charges, answer)
+            for part, part_answer, verdicts in atomic.decided(answer).parts:
+                if part.charges and part_answer is not None:
+                    self._recorder.late(part, part_answer, verdicts)
 
     @property
     def waiting(self) -> int:
@@ -489,7 +491,7 @@ def decision_by(
 
 
 def _with_all_ids(answer: Answer, ask: Ask, unknown: Ask) -> Answer:
-    """Return an answer as if all ids had been sent: those that the node knew were seen."""
+    """Return an answer as if all ids had been sent: ids that the node knew count as seen."""
     outcomes = dict(zip(ids_of(unknown), answer.id_outcomes, strict=False))
     if not outcomes:
         return answer

@@ -1,4 +1,4 @@
-"""Makes decisions: of the store's answer, of what this node knows, or of the quotas' own policies."""
+"""Makes decisions: from the store's answer, from ids that this node knows, or by the quotas' policies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def decided(planned: PlannedAsk, answer: Answer, *, sequential: bool) -> tuple[D
     """Return the decision by the store's answer, and the verdicts that made it."""
     ask = planned.ask
     if answer.kept is not None:
-        mode, detail, its = msgpack.decode(answer.kept, type=Kept)
-        verdicts = tuple(_verdict(names, result) for names, result in zip(its, answer.results, strict=True))
+        mode, detail, fields = msgpack.decode(answer.kept, type=Kept)
+        verdicts = tuple(
+            _verdict(names, result) for names, result in zip(fields, answer.results, strict=True)
+        )
         return combined(mode, verdicts, detail=detail, sequential=sequential), verdicts
     verdicts = verdicts_of(planned, answer)
     decision = combined(
@@ -40,10 +42,10 @@ def decided(planned: PlannedAsk, answer: Answer, *, sequential: bool) -> tuple[D
 
 
 def verdicts_of(planned: PlannedAsk, answer: Answer | None) -> tuple[Verdict, ...]:
-    """Return the verdicts on an ask: of this node, and of an answer that was not kept before."""
+    """Return the verdicts on an ask: of this node, and of an answer that is not a kept one."""
     alone = planned.alone
-    its = zip(planned.charges[alone:], () if answer is None else answer.results, strict=True)
-    verdicts = [verdict_on(planned.ask, charge, result) for charge, result in its]
+    pairs = zip(planned.charges[alone:], () if answer is None else answer.results, strict=True)
+    verdicts = [verdict_on(planned.ask, charge, result) for charge, result in pairs]
     return (verdict_alone(planned.charges[0]), *verdicts) if alone else tuple(verdicts)
 
 
@@ -78,9 +80,9 @@ def verdict_when_full(ask: Ask, charge: Charge) -> Verdict:
 
 
 def verdict_without_store(ask: Ask, charge: Charge) -> Verdict:
-    """Return the verdict of a quota without its counter: by its policy; limits of 0 as ever.
+    """Return the verdict of a quota without its counter, by its policy; a limit of 0 still applies.
 
-    A record is never refused, as the work is done: where another ask would be refused, it is delayed.
+    A record is never refused, as its work is done: it is delayed where another ask would be refused.
     A refund is admitted.
     """
     quota = charge.quota
@@ -127,7 +129,7 @@ def without_call(planned: PlannedAsk, *, sequential: bool) -> tuple[Decision, tu
 def held(
     ask: Ask, charges: Sequence[Charge], wait_ms: int, *, away: bool
 ) -> tuple[Decision, tuple[Verdict, ...]]:
-    """Throttle an ask that a factor of 0 holds for ``wait_ms``, unless a quota refuses it for as long.
+    """Throttle a held ask for ``wait_ms``, unless a quota rejects it, or throttles it for at least as long.
 
     Only verdicts that need no counter are known: a limit of 0 rejects, and so does usage that no empty bucket
     could hold. While the store is away, each quota's ``on_store_failure`` counts too.
@@ -150,7 +152,7 @@ def combined(
     """Return the decision that verdicts make.
 
     Args:
-        by_policy: how many of them are not the store's.
+        by_policy: how many of the verdicts a policy made instead of the store.
     """
     outcome, throttle_ms, limited_by = combine(verdicts, sequential=sequential)
     source: Source = "fallback" if by_policy else "store" if verdicts else "local"
@@ -166,7 +168,7 @@ def combined(
 
 
 def by_policy_in(answer: Answer) -> int:
-    """Return how many results of an answer are not the store's, so that policies give the verdicts."""
+    """Return how many results of an answer the store did not judge; policies give those verdicts."""
     return 0 if answer.admits else sum([result.reason in BY_POLICY for result in answer.results])
 
 
@@ -202,7 +204,7 @@ def _known(ask: Ask, charge: Charge, *, away: bool) -> Verdict:
 
 
 def _largest(quota: Quota) -> float | None:
-    """Return the most that an empty bucket could hold; None for ids: only the store knows the new ones."""
+    """Return the most that an empty bucket could hold; None for ids: only the store knows which are new."""
     if quota.algorithm == "producer_ids":
         return None
     if quota.algorithm == "token_bucket":
@@ -215,6 +217,6 @@ ADMITTED: Final[Sequence[Decision]] = [
     combined("admit", (_ADMITS,) * charges, detail=False, sequential=False)
     for charges in range(MOST_CHARGES + 1)
 ]
-"""The decision that is made when every quota admits, by their number; each is one object for all asks."""
+"""The decision if every quota admits, by the number of quotas; all asks share these objects."""
 ADMITTED_ALONE: Final = replace(ADMITTED[1], source="local")
-"""The decision of a node that knows all ids of an ask which nothing else limits."""
+"""The decision on an ask whose ids are all known to this node, if no other quota applies."""

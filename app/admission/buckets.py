@@ -1,4 +1,4 @@
-"""Shows operators the state of a bucket, without changing it, and resets buckets."""
+"""The state of a bucket for operators, read without a change, and the reset of buckets."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Buckets:
 
 
 def _known_ms(quota: Quota) -> int:
-    """How long a node may know an id of a bucket, with some slack: as long as a layer lives, or a window."""
+    """How long a node may know an id of a bucket: the longer of layer lifetime and window, plus slack."""
     return max(quota.window_ms, quota.layers.ttl_ms) + SLACK_MS
 
 

@@ -1,8 +1,8 @@
 """Which buckets an ask charges, by tables that follow from the quotas alone.
 
-Which rungs of a ladder an ask can match depends on which names it has, and on which rungs quotas are set. So
-for each combination of names and usage fields there is a table: the ladders, without the rungs on which
-nothing is set. The rule is read from ``app.domain.ladder`` for a made-up ask; this file adds none. A quota is
+The rungs of a ladder that an ask can match depend on the names it has, and on the rungs with quotas. So
+for each combination of names and usage fields there is a table: the ladders, without the rungs that have no
+quota. The rule is read from ``app.domain.ladder`` for a made-up ask; this file adds none. A quota is
 compiled when it first applies (``app.store.compiled_quota``).
 """
 
@@ -24,10 +24,10 @@ from app.store.keys import LONGEST_NAME, bucket_key
 from app.store.port import Charge
 
 MANNERS: Final = 8
-"""How many manners of asks there are, and so of one compiled quota."""
+"""The number of manners of asks, and so of compiled forms of a quota."""
 
 USER, CLIENT, ADDRESS, BROKER, LISTENER, PAIR, BROKER_PAIR, NETWORK = range(8)
-"""Kinds of buckets, by the names that they are made of. Those of one name are indexes of ``TYPES``."""
+"""Kinds of buckets, by the names in them. The kinds with one name are indexes of ``TYPES``."""
 _KINDS: Final = {
     ("user",): USER,
     ("user", "client-id"): PAIR,
@@ -47,7 +47,7 @@ class LadderRung(NamedTuple):
 
     Attributes:
         find: finds a quota by names; None on the rung of a default.
-        name, other: which names, as indexes of ``TYPES``; the other one is ``_ONE`` if there is only one.
+        name, other: the names to look up, as indexes of ``TYPES``; ``_ONE`` instead of a second one.
         default: the quota, on the rung of a default.
         kind: the kind of the bucket that it charges.
     """
@@ -67,7 +67,7 @@ class Tables:
         self._rules = rules
         self._between = rules.inter_broker_listener
         self._ladders: dict[tuple[object, ...], tuple[tuple[LadderRung, ...], ...]] = {}
-        """By the kind of an ask: which names and usage it has."""
+        """The ladders by the kind of an ask, which is its combination of names and usage."""
 
     def charges(self, ask: Ask) -> list[Charge]:
         """The buckets that an ask charges, in the order that breaks ties; its ids are not hashed yet."""
@@ -105,9 +105,9 @@ class Tables:
                     break
             else:
                 continue
-            its = found.compiled[manner] if found.compiled is not None else None
-            if its is None:
-                its = _compile(found, manner)
+            form = found.compiled[manner] if found.compiled is not None else None
+            if form is None:
+                form = _compile(found, manner)
             bucket = texts.get(kind)
             if bucket is None:
                 if kind < PAIR:
@@ -117,18 +117,18 @@ class Tables:
                     bucket = self._bucket(kind, names, texts)
                 texts[kind] = bucket
             owner = texts[USER] if kind == PAIR else bucket
-            if its.is_by_broker and broker is not None and kind not in _OF_BROKERS:
+            if form.is_by_broker and broker is not None and kind not in _OF_BROKERS:
                 bucket = f"{bucket};broker={spell(broker)}"
             if len(bucket) > LONGEST_NAME:  # then the key has a hash
-                key = bucket_key(AppliedQuota(its.quota, its.entity, bucket, owner))
+                key = bucket_key(AppliedQuota(form.quota, form.entity, bucket, owner))
             else:
-                key = f"{its.head}{owner}{its.middle}{bucket}{its.tail}".encode()
-            amount = len(ids_of(ask)) if its.counts_ids else usage[its.field] / its.per_unit
-            charges.append(Charge(its, owner, bucket, key, amount))
+                key = f"{form.head}{owner}{form.middle}{bucket}{form.tail}".encode()
+            amount = len(ids_of(ask)) if form.counts_ids else usage[form.field] / form.per_unit
+            charges.append(Charge(form, owner, bucket, key, amount))
         return charges
 
     def _bucket(self, kind: int, names: Sequence[str | None], texts: dict[int, str]) -> str:
-        """The name of a bucket of two names or of a network; a pair's makes its user's too."""
+        """The name of a bucket of two names or of a network; a pair also adds its user to ``texts``."""
         if kind == PAIR:
             user = texts.get(USER)
             if user is None:
@@ -165,10 +165,10 @@ class Tables:
 
 
 def charge_of(applied: AppliedQuota, ask: Ask) -> Charge:
-    """The charge of an ask to one bucket, without tables: for who has found the quota in another way."""
-    its = compiled(applied.quota, applied.entity, manner_of(ask))
-    amount = len(ids_of(ask)) if its.counts_ids else ask.usage[its.field] / its.per_unit
-    return Charge(its, applied.owner, applied.bucket, bucket_key(applied), amount)
+    """The charge of an ask to one bucket, if the quota was found without the tables."""
+    form = compiled(applied.quota, applied.entity, manner_of(ask))
+    amount = len(ids_of(ask)) if form.counts_ids else ask.usage[form.field] / form.per_unit
+    return Charge(form, applied.owner, applied.bucket, bucket_key(applied), amount)
 
 
 def compiled_again(charge: Charge, quota: Quota, manner: int) -> Charge:
@@ -185,8 +185,8 @@ def manner_of(ask: Ask) -> int:
 
 
 def _compile(found: SetQuota, manner: int) -> CompiledQuota:
-    """Compile a quota for a manner of asks, and keep that with it."""
+    """Compile a quota for a manner of asks, and keep the result with the quota."""
     if found.compiled is None:
         found.compiled = [None] * MANNERS
-    its = found.compiled[manner] = compiled(found.quota, str(found.entity), manner)
-    return its
+    form = found.compiled[manner] = compiled(found.quota, str(found.entity), manner)
+    return form

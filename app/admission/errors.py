@@ -4,7 +4,7 @@ AdmissionError
 ├── OverloadedError   the node has more to do than it can answer in time
 └── CallerGoneError   the caller closed its connection before anything was sent
 
-Two other errors pass through this room: ``StoreError`` (``app.store.port``), which the quotas' own failure
+Two other errors pass through this package: ``StoreError`` (``app.store.port``), which the quotas' own failure
 policies turn into decisions, and ``OutOfBoundsError`` (``app.domain.errors``).
 """
 

@@ -26,7 +26,7 @@ class ThrottlingStatus(NamedTuple):
 
 
 class FactorSource:
-    """Gives the throttle factor: here always 1. ``throttle_factor/throttling.py`` gives the one in force."""
+    """Gives the throttle factor, here always 1; ``throttle_factor/throttling.py`` has the factor in force."""
 
     def on(self, _ask: Ask) -> float:
         """Return the factor for an ask; 1 if the factor does not apply to it."""

@@ -24,18 +24,18 @@ from app.store.port import Answer, Charge, Plan
 RETRY_BYTES: Final = 16
 
 VerdictFields = tuple[str, str, str, float, Enforcement, bool]
-"""What the store does not return of a verdict: quota, entity, bucket, limit, enforcement, shadow."""
+"""The verdict fields that the store does not return: quota, entity, bucket, limit, enforcement, shadow."""
 Kept = tuple[Mode, bool, list[VerdictFields]]
 """The context of a kept answer: the mode and the detail of its ask, and its verdicts."""
 
 
 class Knowledge(NamedTuple):
-    """By what a node is certain of ids that it answers for, or writes again.
+    """The grounds on which a node answers for ids without the store, or renews them.
 
     Attributes:
         at_ms: the store's time, as the node estimates it.
-        until_ms: when the first of the layers dies that hold them.
-        resets: the number of the last reset of any bucket of which the node knows.
+        until_ms: when the first layer that holds any of them dies.
+        resets: the number of the last reset of any bucket that the node knows of.
     """
 
     at_ms: int
@@ -48,14 +48,14 @@ class PlannedAsk(Struct, gc=False):
 
     Attributes:
         charges: to all buckets of the quotas that apply, scaled by the throttle factor in force.
-        plan: what to ask the store; None if the store is not needed.
+        plan: the plan for the store; None if the store is not needed.
         is_held: whether a factor of 0 holds the ask.
-        known: by what this node is certain of the ask's ids, if it answers for them alone; the plan then
+        known: the grounds on which this node answers for the ask's ids, if it does so alone; the plan then
             lacks their charge, which is the first.
-        unknown: the ask with those ids alone that the node does not know, if it knows some of several.
-        edition: the edition of the node's knowledge (``LocalAnswers.edition``) when it was planned.
+        unknown: the ask with only the ids that the node does not know, if it knows some of several.
+        generation: the generation of the node's knowledge (``LocalAnswers.generation``) when it was planned.
         decision: once it is made.
-        answer: the store's, if the decision was made by it.
+        answer: the store's answer, if the decision was made from it.
     """
 
     ask: Ask
@@ -64,7 +64,7 @@ class PlannedAsk(Struct, gc=False):
     is_held: bool = False
     known: Knowledge | None = None
     unknown: Ask | None = None
-    edition: int = 0
+    generation: int = 0
     decision: Decision | None = None
     answer: Answer | None = None
 
@@ -83,7 +83,7 @@ def plan_of(ask: Ask, charges: Sequence[Charge], secret: bytes, key: str | None 
     content = None if ask.id is None else content_of(ask, key)
     if content is None:
         return Plan(ask.mode, tuple(charges), None, b"", ask.at_ms) if charges else None
-    # It reveals nothing without the secret.
+    # The hash reveals nothing without the secret.
     hashed = blake2b(msgpack.encode(content), digest_size=RETRY_BYTES, key=secret, person=b"retry").digest()
     context = msgpack.encode((ask.mode, ask.detail, [named(charge) for charge in charges]))
     return Plan(ask.mode, tuple(charges), (ask.principal, hashed), context, ask.at_ms)
@@ -91,13 +91,13 @@ def plan_of(ask: Ask, charges: Sequence[Charge], secret: bytes, key: str | None 
 
 def named(charge: Charge) -> VerdictFields:
     """Return the fields of a verdict that the store does not return."""
-    its = charge.compiled
-    quota = its.quota
-    return quota.key, its.entity, charge.bucket, quota.limit, its.enforcement, quota.shadow
+    compiled = charge.compiled
+    quota = compiled.quota
+    return quota.key, compiled.entity, charge.bucket, quota.limit, compiled.enforcement, quota.shadow
 
 
 def with_spreads(ask: Ask, charges: Sequence[Charge], secret: bytes) -> Sequence[Charge]:
-    """Return charges with the ids of the ask hashed, if one counts ids: only the first may."""
+    """Return charges with the ask's ids hashed, if the first charge counts ids (no other can)."""
     if not charges or not charges[0].compiled.counts_ids:
         return charges
     spreads = spreads_of(ask, secret)
@@ -135,9 +135,9 @@ def scaled(ask: Ask, charges: Sequence[Charge], factor: float) -> Sequence[Charg
 
 
 def ids_charge(ask: Ask, charges: Sequence[Charge]) -> Charge | None:
-    """Return the charge that counts an ask's ids, if there are any that a node can know.
+    """Return the charge that counts an ask's ids, if a node can know them.
 
-    The caller's clock says nothing of the store's layers.
+    It cannot under the caller's clock, which says nothing of the store's layers.
     """
     if ask.at_ms is not None or not charges or not charges[0].compiled.counts_ids:
         return None
@@ -160,12 +160,12 @@ def hold_plan(ask: Ask, charges: Sequence[Charge], lease: bytes, lease_ms: int) 
 
 
 def settle_plan(ask: Ask, charges: Sequence[Charge], lease: bytes) -> Plan:
-    """Return the plan to charge what was spent of a lease, the ask's usage, and to free the rest."""
+    """Return the plan to charge the ask's usage as spent of a lease, and to free the rest of the lease."""
     return Plan("settle", tuple(charges), at_ms=ask.at_ms, lease=(lease, 0))
 
 
 def granted_by(ask: Ask, plan: Plan, answer: Answer) -> dict[str, float]:
-    """Return what an answer to a hold grants, by usage field, if every quota admits."""
+    """Return the grant in an answer to a hold that every quota admits, by usage field."""
     slices = {
         charge.compiled.field: result.granted
         for charge, result in zip(plan.charges, answer.results, strict=True)

@@ -1,12 +1,12 @@
-"""The port to admission: what the routes, and the caller's clock in front of it, ask to decide."""
+"""The port to admission, for the routes and for the caller's clock in front of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from app.admission.atomic_asks import AtomicDecision
 from app.admission.plan import PlannedAsk
-from app.admission.together import Joint
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 
@@ -26,7 +26,7 @@ class Decider(Protocol):
         """Decide one ask, and call ``then`` once, perhaps before this returns.
 
         Args:
-            within_s: how long the ask may wait in this node, if that is less than for all others.
+            within_s: how long the ask may wait in this node, if less than usual.
         """
 
     async def decide(
@@ -38,10 +38,10 @@ class Decider(Protocol):
             within_s: as for ``begin``; only with a single ask.
         """
 
-    async def decide_together(
+    async def decide_atomically(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
-    ) -> Joint:
-        """Decide asks of which all are admitted or none: they deny, and have neither ids nor an ``id``.
+    ) -> AtomicDecision:
+        """Admit all of these asks or none: they deny, and have neither producer ids nor an ``id``.
 
         Args:
             within_s: as for ``begin``.

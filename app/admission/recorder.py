@@ -29,7 +29,7 @@ class Recorder:
         """
 
     def late(self, planned: PlannedAsk, answer: Answer, verdicts: Sequence[Verdict]) -> None:
-        """Record what the store decided of an ask that had already been answered without it."""
+        """Record the store's decision on an ask that had already been answered without it."""
 
     def leased(
         self,
@@ -41,17 +41,17 @@ class Recorder:
     ) -> None:
         """Record a lease that was asked for, or settled; ``lease``: its name, and how long it lasts in ms.
 
-        The ask's usage is what was granted (the wish, if nothing was), or what was spent.
+        The ask's usage is the grant (the wish, if nothing was granted), or the usage spent.
         """
 
     def lapsed(self, ask: Ask, charge: Charge, units: float, answer: Answer) -> None:
-        """Record what counts as spent in a bucket of the ask, as leases ended that nobody had settled."""
+        """Record the units that lapsed leases spent in a bucket of the ask."""
 
     def refreshed(self, planned: PlannedAsk, answer: Answer) -> None:
         """Record that ids of a refused ask were refreshed."""
 
     def renewed(self, planned: PlannedAsk, answer: Answer) -> None:
-        """Record the ids that this node wrote again, as it answered for them or the store lost them."""
+        """Record the ids that this node renewed: it answered for them, or the store lost them."""
 
 
 UNRECORDED: Final = Recorder()

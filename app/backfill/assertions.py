@@ -48,7 +48,7 @@ class AssertionFolder:
         """Read the manifest and check that every file is there, complete and valid.
 
         Raises:
-            InvalidAssertionsError: one is not.
+            InvalidAssertionsError: a file is not.
         """
         filesystem, path = _opened(url)
         manifest = _manifest(filesystem, path)
@@ -106,7 +106,7 @@ class AssertionFolder:
                 raise InvalidAssertionsError(f"{where}: column {field}: {why}, in {row}")
 
     def _wrong(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array, str]]:
-        """For each rule: the field, which rows break it, and what is wrong with them."""
+        """For each rule: the field, the rows that break the rule, and the error message."""
         for name, (_, may_be_null) in COLUMNS.items():
             if not may_be_null:
                 yield name, pc.is_null(batch.column(name)), "is null"

@@ -10,7 +10,7 @@ from app.node.errors import CommandError
 
 
 class InvalidAssertionsError(CommandError):
-    """The folder is not what a backfill job writes; names the file, the field, and what would be right."""
+    """A backfill job writes no such folder; the text names the file, the field and the fault."""
 
 
 class LogFullError(Exception):

@@ -45,7 +45,7 @@ CallBatch = tuple[list[Load], int]
 
 @dataclass(slots=True)
 class LoadCounts:
-    """How many assertions had which result; charges are counted one by one."""
+    """The number of assertions by result; charges are counted one by one."""
 
     loaded: LoadResult = field(default_factory=LoadResult)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class QuotaResolver:
         self._quotas, self._rules, self._counts = quotas, rules, counts
 
     def load_of(self, assertions: Sequence[Assertion]) -> Load | None:
-        """Return assertions of one bucket and kind as a load; None if they are skipped, which is counted."""
+        """Return assertions of one bucket and kind as a load; None if they are skipped and counted."""
         first = assertions[0]
         applied = self._applied(first.quota, first.bucket)
         if isinstance(applied, AppliedQuota) and first.identity not in {None, identity_of(applied.quota)}:

@@ -22,7 +22,7 @@ FULL: Final = (
 
 
 class LoadLog:
-    """Writes to the decision log, as a node of its own, which buckets are about to be loaded.
+    """Announces in the decision log, as a node of its own, the buckets that are about to be loaded.
 
     After a load a bucket holds more than the charges in the log add up to, so audits must know of it.
     """

@@ -34,7 +34,7 @@ from app.domain.quota import KEYS, Defaults, Quota
 from app.domain.quota_value import Definition, alter, check_all, resolve
 
 Edit = Callable[[Mapping[str, Definition]], Mapping[str, Definition | None]]
-"""A function from an entity's definitions to those that change; None removes one."""
+"""A function from an entity's definitions to the changed ones; None removes one."""
 Edits = Mapping[Entity, Mapping[str, Definition | None]]
 """New definitions by entity and key; None removes one."""
 
@@ -52,7 +52,7 @@ class Conditions:
     none_match: frozenset[int] | Literal["*"] | None = None
 
     def hold(self, version: int | None) -> bool:
-        """Whether they hold for an entity at a version, or None for an absent one.
+        """Whether the conditions hold for an entity at a version; None means an absent entity.
 
         >>> Conditions(match=frozenset({5})).hold(6), Conditions(none_match="*").hold(None)
         (False, True)
@@ -70,7 +70,7 @@ ALWAYS: Final = Conditions()
 
 @dataclass(frozen=True, slots=True)
 class QuotaSet:
-    """What is set on one entity: definitions as they were written, and the quotas that they mean."""
+    """The quotas of one entity: definitions as written, and the quotas that they resolve to."""
 
     entity: Entity
     version: int
@@ -141,7 +141,7 @@ class Catalog:
         self.hash_secret = hash_secret or b""
         self._given = hash_secret
         self.database = Sql(database_url)
-        """Also for the other things that are kept in it."""
+        """API keys and the history use it too."""
         self._source: QuotaSource = self.database
         self._turns = DatabaseTurns()
 
@@ -172,7 +172,7 @@ class Catalog:
         await self._turns.close(self.database.close)
 
     async def get(self, entity: Entity) -> QuotaSet | None:
-        """What is set on an entity, from the database, so writes of other nodes are seen at once.
+        """The quotas of an entity, from the database, so writes of other nodes are seen at once.
 
         Raises:
             CatalogUnavailableError: the database cannot be reached.
@@ -202,7 +202,7 @@ class Catalog:
         """Add a change of something other than quotas to the history; versions and snapshots stay.
 
         Args:
-            of: what changed, in a spelling that no entity has.
+            of: the thing that changed, in a spelling that no entity has.
 
         Raises:
             CatalogUnavailableError: the database cannot be reached.
@@ -349,7 +349,7 @@ class Catalog:
 
     async def _apply(self, writing: WriteResult, origin: Origin) -> None:
         """Apply a write to the snapshot, and report every entity that it changed."""
-        # The version waits for the follower, which may first have to read the changes of other nodes.
+        # The follower sets the version later; it may first have to read the changes of other nodes.
         await self._take(writing.written, self.snapshot, self.snapshot.version)
         async for name in in_parts({row.entity: None for row in writing.written}):
             before, after = definitions_of(writing.before[name]), definitions_of(writing.after[name])
@@ -382,7 +382,7 @@ class Catalog:
         shared: QuotaRow | None,
         version: int,
     ) -> QuotaRow:
-        """The row of a quota's new definition, or its tombstone, which remembers which buckets the quota had.
+        """The row of a quota's new definition, or its tombstone, which keeps the buckets' epoch and identity.
 
         A new quota takes over the buckets of the default that applied before (``shared``) if both have the
         same identity. A change of identity resets its buckets (decision record 0008).
@@ -448,9 +448,7 @@ class Catalog:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause the garbage collector, which would scan all that is being loaded again and again (a third of the
-    time).
-    """
+    """Pause the garbage collector, which would scan the loaded rows again and again (a third of the time)."""
     collecting = gc.isenabled()
     gc.disable()
     try:

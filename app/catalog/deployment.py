@@ -41,7 +41,7 @@ async def agree_on_debt(database: Sql, mine_ms: int) -> None:
     """Check that this node has the same longest debt as the deployment, whose first node sets it.
 
     Raises:
-        DebtMismatchError: it does not; the text says what to do.
+        DebtMismatchError: it has another one; the text gives the remedy.
     """
     (agreed_ms,) = await database.agree(max_debt_ms=mine_ms)
     if mine_ms != agreed_ms:

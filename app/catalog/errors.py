@@ -1,4 +1,4 @@
-"""What goes wrong between this program and its catalog.
+"""Errors between this program and its catalog.
 
 CatalogError
 ├── CatalogUnavailableError     the database cannot be reached, or is too slow
@@ -25,11 +25,11 @@ class CatalogUnavailableError(CatalogError):
 
 
 class SchemaVersionError(CatalogError):
-    """This program cannot use the catalog's schema; the text says what to run."""
+    """This program cannot use the catalog's schema; the text names the command to run."""
 
 
 class DeploymentMismatchError(CatalogError):
-    """A setting of this node differs from the deployment's; the text says what to do."""
+    """A setting of this node differs from the deployment's; the text gives the remedy."""
 
 
 class SecretMismatchError(DeploymentMismatchError):

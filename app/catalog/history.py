@@ -17,11 +17,11 @@ from app.catalog.tables import CHANGES, STATE
 from app.catalog.turns import DatabaseTurns
 
 TURNS: Final = 24
-"""How often in one retention old changes are dropped, by the node that looks first ..."""
+"""How often in one retention old changes are dropped, by the first node that looks."""
 TURN_MS: Final = (1_000, 3_600_000)
-"""... but at least every hour, and at most every second."""
+"""The shortest and the longest time between two turns."""
 LONGEST_LOOK_S: Final = 60.0
-"""A node looks at least this often whether a turn is due."""
+"""The longest time between two looks of a node whether a turn is due."""
 PART: Final = 500
 """How many changes one transaction looks at."""
 PAUSE_S: Final = 0.05
@@ -57,7 +57,7 @@ class HistoryRetention:
         self._looks: asyncio.Task[None] | None = None
 
     def open(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """Begin to look whether changes must be dropped; by this clock."""
+        """Begin to look for changes that must be dropped, by this clock."""
         if self._retention_ms is not None:
             self._looks = asyncio.create_task(self._look(now_ms), name="drop old history")
 
@@ -69,7 +69,7 @@ class HistoryRetention:
         await self._turns.close(lambda: asyncio.sleep(0))
 
     async def drop_old(self, now_ms: int) -> int | None:
-        """Drop what is old now, and return how many changes; None if another node had its turn lately.
+        """Drop the changes that are old now, and return how many; None if another node had its turn lately.
 
         Raises:
             CatalogUnavailableError: the database cannot be reached.
@@ -101,7 +101,7 @@ class HistoryRetention:
         return taken.rowcount == 1
 
     async def _drop(self, before_ms: int, after: int, until: float) -> HistoryPart | None:
-        """Drop the old ones of the changes that follow the change ``after``; None if none of them is old.
+        """Drop the old changes in the next part after the change ``after``; None if that part has none.
 
         Changes are numbered in the order of time, as far as the clocks of nodes agree.
         """

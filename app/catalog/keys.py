@@ -34,11 +34,10 @@ log = structlog.get_logger("quotagate.keys")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key as it is stored; times are by the nodes' clocks.
+    """An API key as stored; times are by the nodes' clocks.
 
     A key is 256 random bits, so its plain SHA-256 is as hard to reverse as the key is to guess: 2^255 tries
-    on average. A slow hash would only slow down each decision; it is meant for passwords, which are
-    guessable.
+    on average. A slow hash would only slow down each decision; it is meant for guessable passwords.
 
     Attributes:
         digest: the SHA-256 of the key, in hex.
@@ -105,7 +104,7 @@ class Keys:
     async def create(
         self, name: str, scopes: Iterable[str], bound_to: Iterable[str], expires_ms: int | None, now_ms: int
     ) -> tuple[Key, str]:
-        """Create a key; return what is stored of it, and the key itself, which is never stored.
+        """Create a key; return its stored record, and the key itself, which is never stored.
 
         Raises:
             KeyExistsError: there is already a key of this name.
@@ -151,7 +150,7 @@ class Keys:
         return await self._change(write), secret
 
     async def revoke(self, name: str) -> None:
-        """Revoke a key, and the one that it replaced.
+        """Revoke a key, and the key that it replaced.
 
         Raises:
             KeyNotFoundError: there is no key of this name.

@@ -14,7 +14,7 @@ EVERYTHING: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One quota as it is stored.
+    """One quota as stored.
 
     Attributes:
         entity: its canonical spelling.

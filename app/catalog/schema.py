@@ -37,7 +37,7 @@ def check(revision: str | None) -> None:
     """Check that a schema is not older than this program; a newer one must still work with it.
 
     Raises:
-        SchemaVersionError: it is; the text says what to do.
+        SchemaVersionError: it is older, or missing; the text names the command to run.
     """
     known = revisions()
     if revision is None:
@@ -68,7 +68,7 @@ def connect(database_url: str, purpose: str = "migrated") -> Iterator[Connection
     """A connection for one command; commits at the end.
 
     Raises:
-        CatalogUnavailableError: the database cannot be reached; the text says what cannot be done.
+        CatalogUnavailableError: the database cannot be reached; the text names the purpose.
     """
     url = driver_url(database_url, asynchronous=False)
     is_sqlite = url.get_backend_name() == "sqlite"

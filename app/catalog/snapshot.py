@@ -20,7 +20,7 @@ class SetQuota:
     """A quota, and the entity that it is set on.
 
     Attributes:
-        compiled: what decisions derive from these two, and keep here; None at first.
+        compiled: a value that decisions derive from these two and keep here; None at first.
     """
 
     quota: Quota
@@ -45,8 +45,8 @@ class Snapshot:
     True
 
     Attributes:
-        quotas: by quota key and entity, for who explains them.
-        rungs: the same by names, as decisions look them up.
+        quotas: by quota key and entity, for explanations.
+        rungs: the same quotas by names, for the look-ups of decisions.
     """
 
     version: int = -1
@@ -57,7 +57,12 @@ class Snapshot:
     def of(cls, quotas: Quotas, version: int = 0) -> Snapshot:
         """The snapshot of these quotas."""
         return cls().apply(
-            version, [(key, entity, quota) for key, its in quotas.items() for entity, quota in its.items()]
+            version,
+            [
+                (key, entity, quota)
+                for key, by_entity in quotas.items()
+                for entity, quota in by_entity.items()
+            ],
         )
 
     def apply(self, version: int, changes: Iterable[SnapshotChange]) -> Snapshot:
@@ -69,7 +74,7 @@ class Snapshot:
 
 
 class ChangedSnapshot:
-    """A snapshot in the making: another one and changes to it, which can be taken in parts.
+    """A snapshot in the making: a base and changes to it, which can be taken in parts.
 
     Only the dicts of changed quota keys and rungs are copied, each in a few milliseconds for 100,000 quotas.
     """

@@ -47,13 +47,13 @@ CONNECT_TIMEOUT_S: Final = 3
 ANSWER_S: Final = 6.0
 """Longer than the timeouts above, for a database that keeps the connection open and does not answer."""
 AWAY: Final = (SQLAlchemyError, OSError, TimeoutError)
-"""What is raised when a database is unreachable, locked, full or broken."""
+"""The exceptions of a database that is unreachable, locked, full or broken."""
 
 ROWS_AT_ONCE: Final = 200
 """How many rows to handle before letting decisions run."""
 
 PARTS: Final = {"yield_per": 500}
-"""How many rows to read at once of a result that may be large."""
+"""How many rows of a large result to read at once."""
 
 T = TypeVar("T")
 Rows = Mapping[str, Sequence[QuotaRow]]
@@ -76,10 +76,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a transaction wrote: the rows, and all rows of its entities before and after.
+    """The result of a transaction: the written rows, and all rows of its entities before and after.
 
     Attributes:
-        version: the catalog's version after it.
+        version: the catalog's version after the transaction.
     """
 
     version: int
@@ -149,7 +149,7 @@ class Sql:
             return revision
 
     async def agree(self, **offered: object) -> Sequence[Any]:
-        """The catalog's values of these columns of its state, which take the offer if the first is NULL.
+        """The catalog's values of these columns of its state; if the first is NULL, they take the offer.
 
         One statement decides, so nodes that start at the same moment agree.
         """
@@ -161,8 +161,8 @@ class Sql:
     async def changed(self, since: int) -> Changes:
         """The version and all rows written after ``since``; one statement, so both are from one moment.
 
-        The rows are read in parts: what a database driver makes of 100,000 of them at once is three times as
-        large as the quotas, and a process keeps much of the memory that it once had.
+        The rows are read in parts: a database driver's result of 100,000 rows is three times as large as the
+        quotas, and a process keeps much of the memory that it once had.
         """
         query = select(STATE.c.version.label("now"), *ROW).select_from(
             STATE.outerjoin(QUOTAS, QUOTAS.c.version > since)
@@ -308,7 +308,7 @@ def _postgresql(url: URL) -> AsyncEngine:
 
 
 def connection_options(url: URL) -> dict[str, Any]:
-    """The options of connections to PostgreSQL, except those that the URL sets; no startup parameters.
+    """The options of connections to PostgreSQL that the URL does not set; none is a startup parameter.
 
     Connections to a host that vanished are closed after ``ANSWER_S``. The kernel would otherwise retry for a
     quarter of an hour, during which the waiting work would keep its turn. Statements are not prepared: behind
@@ -356,7 +356,7 @@ async def _rows_of(connection: AsyncConnection, entities: Sequence[str]) -> dict
 
 
 async def in_parts(every: Iterable[T]) -> AsyncIterator[T]:
-    """Yield all of something, and let decisions run after each part of it."""
+    """Yield all items, and let decisions run after each part of them."""
     for place, each in enumerate(every, 1):
         yield each
         if place % ROWS_AT_ONCE == 0:

@@ -57,11 +57,10 @@ QUOTAS: Final = Table(
 )
 """One row for each quota.
 
-A removed quota stays as a tombstone, with ``definition`` NULL: followers must see the removal, and a quota
-that comes back must know which buckets it had. The primary key has a SHA-256 of the entity, because
+A removed quota stays as a tombstone, with ``definition`` NULL: followers must see the removal, and if the
+quota is set again, its earlier buckets must be known. The primary key has a SHA-256 of the entity, because
 PostgreSQL cannot index the longest spellings (two names of 512 bytes, each byte as ``%XX``). Lists are
-ordered by
-``head``, which the database computes."""
+ordered by ``head``, which the database computes."""
 
 HEAD_LENGTH: Final = 512
 ROW: Final = tuple(each for each in QUOTAS.columns if each.computed is None)
@@ -96,4 +95,4 @@ KEYS: Final = Table(
     Column("former_digest", String(64)),
     Column("former_until_ms", BigInteger),
 )
-"""One row for each API key, with its SHA-256 and that of the key it replaced. Revoking deletes the row."""
+"""One row for each API key, with the SHA-256 of it and of the key it replaced. Revoking deletes the row."""

@@ -17,17 +17,17 @@ POLL_S: Final = 0.25
 
 
 class DatabaseTurns:
-    """A queue for work: each piece has its turn, which ends when the work does, however late."""
+    """A queue for work: each piece has its turn, which lasts until the work ends."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
 
     async def take(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
-        """Do work in its turn. It is passed its deadline; waiting for the turn counts towards it.
+        """Do work in its turn. The work gets its deadline; waiting for the turn counts towards it.
 
         Raises:
-            CatalogUnavailableError: it took too long.
+            CatalogUnavailableError: the work took too long.
         """
         until = sql.deadline()
         try:
@@ -67,7 +67,7 @@ async def within(
     until: float | None = None,
     ended: Callable[[object], object] = lambda _: None,
 ) -> T:
-    """Wait for the database to answer until a deadline; by default, that of a call that starts now.
+    """Wait for the database until a deadline; by default, the deadline of a call that starts now.
 
     Work that takes longer is abandoned but not cancelled, because a cancelled statement may keep its lock for
     ever. It ends by the database's own timeouts, and a write that ends too late is not committed.

@@ -1,10 +1,10 @@
 """Batches: the decision log on its way from a node to the writer, as msgpack arrays without field names.
 
-A batch holds each quota that its rows name once. ``columns.py`` has the columns of the files that the writer
-makes of batches; fields here that have a column's name are that column.
+A batch holds each quota of its rows once. The writer turns batches into files with the columns of
+``columns.py``; a field here with the name of a column is that column.
 
-An ask is logged as what was asked, and the store's answer as it came, whatever that is (``AskRow``). The
-writer makes verdicts of it (``workers.decision_log.asked``).
+An ask is logged with the store's answer in its original bytes (``AskRow``). The writer makes verdicts of it
+(``workers.decision_log.asked``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from app.store.keys import PREFIX
 
 STREAM_NAME: Final = "log"
 NODES_NAME: Final = "log:nodes"
-"""The names of both in ``app.store.client.shared_key_of``."""
+"""The names of the stream and of the heartbeat for ``app.store.client.shared_key_of``."""
 
 STREAM: Final = f"{PREFIX}:{STREAM_NAME}"
-"""The stream of batches: each entry has ``batch``, msgpack of a ``Batch``, and ``rows``, how many."""
+"""The stream of batches: each entry has ``batch``, msgpack of a ``Batch``, and ``rows``, their number."""
 
 NODES: Final = f"{PREFIX}:{NODES_NAME}"
-"""The heartbeat of the nodes, a hash: by a node's name the number of its newest batch in the stream and when
-that came, ``NUMBER:AT_MS``. A node that has sent none for ten minutes is removed."""
+"""The heartbeat of the nodes, a hash: by a node's name, the number and the time of its newest batch in the
+stream, ``NUMBER:AT_MS``. A node that has sent no batch for ten minutes is removed."""
 
 VERSION: Final = 4
-"""The version of the layout that nodes send; a writer leaves a newer one for a newer writer.
+"""The version of the layout that nodes send; a writer leaves newer batches to a newer writer.
 
-Answers are in the bytes of the script, so another layout of these is another version too.
+Answers are in the bytes of the script, so a new layout of answers is a new version too.
 """
 
 OLDEST: Final = 1
-"""Batches of this version and later are read, and who makes rows with verdicts sends this one: ``Batch``."""
+"""Batches of this version and later are read. Senders of rows with verdicts use this version: ``Batch``."""
 
 SEEN: Final = 0
 CHARGED: Final = 1
@@ -105,7 +105,7 @@ class LoggedLimit(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Row(Struct, array_like=True, frozen=True, gc=False):
-    """One decision, or one change of what decisions depend on.
+    """One decision, or one change that decisions depend on.
 
     Attributes:
         ids: the distinct ids, each as the 8 bytes of its digest, joined.
@@ -161,7 +161,7 @@ DENY, RECHECK, CLUSTER_ACTION, CHARGED_ASK, REPLAYED = 1, 2, 4, 8, 16
 """The bits of ``AskRow.flags``."""
 
 
-Place = Annotated[int, Meta(ge=0)]
+Index = Annotated[int, Meta(ge=0)]
 """An index."""
 
 
@@ -173,18 +173,17 @@ class AskRow(Struct, array_like=True, frozen=True, gc=False, tag=0):
         mode, decision, source: places in ``MODES``, ``OUTCOMES`` and ``SOURCES`` of ``app.domain``.
         ids: as in ``Row``.
         quotas: the places of the quotas that applied, among the batch's.
-        buckets: what each of them charged.
-        answer: the store's as it came; else one in the same bytes that the node made of verdicts by policy;
-            empty if there are no verdicts. It has no result for the quotas that the node answered for alone.
-        alone: how many these are, the first ones.
-        outcomes: what became of the ids, a byte each.
+        buckets: the bucket that each of them charged.
+        answer: the store's answer, unchanged; or verdicts by policy that the node packed in the same layout;
+            empty if there are no verdicts. It has no results for the quotas that the node answered alone.
+        alone: the number of these quotas, which are the first ones.
+        outcomes: the outcomes of the ids, one byte each.
         orders: for each result its own place in the order, if the buckets are in several slots of a cluster.
-        known: by what the node was certain of ids that it answered for alone: ``until_ms`` and ``resets`` of
-            its ``Knowledge``.
+        known: ``until_ms`` and ``resets`` of the node's ``Knowledge`` of the ids that it answered alone.
         lease: its name, and how long it lasts in milliseconds.
     """
 
-    kind: Place
+    kind: Index
     at_ms: int
     order: int | None
     principal: str | None
@@ -192,21 +191,21 @@ class AskRow(Struct, array_like=True, frozen=True, gc=False, tag=0):
     ip: str | None
     broker: str | None
     listener: str | None
-    mode: Place
+    mode: Index
     flags: int
     usage: dict[str, float]
     ids: bytes
     plain_ids: list[str] | None
-    decision: Place
+    decision: Index
     throttle_ms: int
     applied: int
-    source: Place
+    source: Index
     limited_by: LoggedLimit | None
     failure: str | None
-    quotas: list[Place]
+    quotas: list[Index]
     buckets: list[str]
     answer: bytes
-    alone: Place
+    alone: Index
     outcomes: bytes
     orders: list[int | None]
     known: tuple[int, int] | None = None
@@ -221,8 +220,8 @@ class SentBatch(Struct, array_like=True, frozen=True):
     """Rows of one node, as it sends them.
 
     Attributes:
-        id: the node, and a number that grows by one, so that a missing batch is noticed. A row is identified
-            by it and the row's place.
+        id: the node, and a number that grows by one, so that a missing batch is noticed. This id and a
+            row's place identify the row.
         secret: the fingerprint of the secret that made the digests.
         siblings: the other nodes in the heartbeat, so that a node whose batches are all missing is noticed.
     """
@@ -238,10 +237,10 @@ class SentBatch(Struct, array_like=True, frozen=True):
 
 
 class Batch(Struct, array_like=True, frozen=True):
-    """Rows with their verdicts: of version ``OLDEST``, or what the writer makes of a later one.
+    """Rows with their verdicts: a batch of version ``OLDEST``, or a later one after the writer converted it.
 
     Attributes:
-        siblings: nodes of older versions send none.
+        siblings: empty from nodes of older versions.
     """
 
     version: int

@@ -34,7 +34,7 @@ class Column(NamedTuple):
 
     Attributes:
         type: as Arrow calls it; a tuple of columns is a struct.
-        since: the version that added it. What is added must be nullable.
+        since: the version that added the column. An added column must be nullable.
     """
 
     name: str
@@ -124,7 +124,7 @@ _SAME: Final = (
     "window_ms",
     "epoch",
 )
-"""Those of them that a ``Quota`` has as attributes of the same name."""
+"""The columns among these that are attributes of a ``Quota``, with the same names."""
 
 LIMITED_BY: Final = (
     Column("quota", "string", "The quota's key."),

@@ -1,4 +1,4 @@
-"""The status of the decision log: what waits in the stream, which nodes are alive, how the writer works."""
+"""The status of the decision log: waiting batches, live nodes, and the work of the writer."""
 
 from __future__ import annotations
 

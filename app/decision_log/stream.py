@@ -56,7 +56,7 @@ class LogStream:
         return bool(await run_script(self._client, APPEND, self._keys, *arguments))
 
     async def status(self) -> LogStatus:
-        """The status of the log, with what its writer reported.
+        """The status of the log, with the report of its writer.
 
         Raises:
             StoreError: the store did not answer.
@@ -156,6 +156,6 @@ class StreamReader:
 
 
 def _entry(id_: bytes, fields: dict[bytes, bytes]) -> StreamEntry:
-    """An entry; without a batch if somebody removed it while it was pending, as it then has no fields."""
+    """An entry; its batch is empty if the entry was removed while pending, as it then has no fields."""
     rows = fields.get(b"rows", b"")
     return StreamEntry(id_, fields.get(b"batch", b""), int(rows) if rows.isdigit() else 0)

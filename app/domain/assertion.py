@@ -1,4 +1,4 @@
-"""Assertions: what buckets should hold at a moment, computed by a job and loaded into a store."""
+"""Assertions: the content that buckets should have at a moment, computed by a job and loaded into a store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Assertion(NamedTuple):
         quota: the quota key of the bucket.
         bucket: its name, as decisions spell it.
         identity: the fields whose change resets the bucket, from ``identity_of``; None matches any.
-        kind: what happened at ``at_ms``. ``charge``: ids were charged. ``id``: an id was written.
+        kind: the event at ``at_ms``. ``charge``: ids were charged. ``id``: an id was written.
             ``sample``: a sample of a rate began. ``tokens``: a token bucket held some tokens.
         digest: the digest of an id, as a signed big-endian integer.
-        layer_ms: when the layer that an id was written to began.
+        layer_ms: the beginning of the layer that an id was written to.
         value: the number of charges or tokens, or the sum of a sample.
         last_ms: the time of the last event in a sample.
     """

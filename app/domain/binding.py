@@ -87,7 +87,7 @@ class Binding:
         return cls(tuple((type_, str(name), type_ in open_ended) for type_, name in names))
 
     def covers(self, ask: Ask) -> bool:
-        """Whether an ask names all that this binding names; an ask that leaves a type out is not covered."""
+        """Whether an ask matches every part of this binding; an ask without one of the types does not."""
         for type_, name, is_beginning in self.parts:
             asked: str | None = getattr(ask, _FIELD_OF[type_])
             if asked is None or not (asked.startswith(name) if is_beginning else asked == name):
@@ -95,7 +95,7 @@ class Binding:
         return True
 
     def owns(self, parts: Mapping[str, str]) -> bool:
-        """Whether only asks that this binding covers can charge a bucket: its name has every part.
+        """Whether only covered asks can charge a bucket, because its name matches every part of the binding.
 
         >>> [Binding.parse("user=acme").owns(parts_of(name)) for name in ("user=acme,client-id=x", "ip=1")]
         [True, False]
@@ -112,7 +112,7 @@ class Binding:
             if of_bucket is None:
                 return False
             if type_ == "ip" and name:
-                # A network holds more addresses than a bound address, or a prefix of its text, can cover.
+                # A network holds addresses that a bound address, or a prefix of its text, does not cover.
                 of_bucket, of_network, prefix = of_bucket.partition("/")
                 if of_network and prefix != _ONE_ADDRESS:
                     return False

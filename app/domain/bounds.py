@@ -1,4 +1,4 @@
-"""What the holder of a bound key may do to buckets that others share: only spend, under deny."""
+"""Limits of bound keys: in buckets that others share, their asks may only spend, and under deny."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.domain.ladder import AppliedQuota
 def restrict(
     ask: Ask, quotas: Sequence[AppliedQuota], bound_to: Sequence[Binding], place: int = 0
 ) -> Iterator[AppliedQuota]:
-    """The quotas that apply to an ask of a bound caller, with deny for those whose buckets others share.
+    """The quotas that apply to an ask of a bound caller; a quota with a shared bucket gets deny.
 
     So a bound caller can neither put others into debt nor give back the usage of others.
 

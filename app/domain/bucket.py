@@ -1,4 +1,4 @@
-"""Bucket names: how one is parsed, which quotas charge it, and the ask that peeks at it."""
+"""Bucket names: parsing, the quotas that charge a bucket, and the ask that peeks at it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quota
 from app.domain.quota import KEYS, PRODUCER_IDS_RATE
 
 OF_BROKER: Final = ";broker="
-"""What separates the broker from the entity in the name of a bucket with scope broker."""
+"""The separator of entity and broker in the name of a bucket with scope broker."""
 
 DEFAULT_IP: Final = Entity.of(ip=ANY)
 NOTHING: Final = {key.usage: 0.0 for key in KEYS.values() if key.name != PRODUCER_IDS_RATE}
@@ -74,7 +74,10 @@ class BucketName:
         """The quotas that charge this bucket, at most one of each key, in the order of ``KEYS``."""
         if self._is_network:
             # only the default quota has buckets of networks; an address inside may have its own quota
-            quotas = {key: {e: q for e, q in its.items() if e == DEFAULT_IP} for key, its in quotas.items()}
+            quotas = {
+                key: {e: q for e, q in by_entity.items() if e == DEFAULT_IP}
+                for key, by_entity in quotas.items()
+            }
         applied = applied_quotas(self.peek(), quotas, rules)
         return [quota for quota in applied if quota.bucket == str(self)]
 

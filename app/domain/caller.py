@@ -12,15 +12,15 @@ class Caller(NamedTuple):
     """The sender of a request.
 
     Attributes:
-        key: the name of its API key, or None. For kept answers, all callers without a key are one caller, and
-            so are keys of one name.
+        key: the name of its API key, or None. All callers without a key share their kept answers, and so do
+            keys of one name.
         turn: the name under which it takes turns: its key, or its address (IPv6 by /64).
         bound_to: the entities its key may ask for; empty means any.
         came_at: when the whole request had arrived, by the monotonic clock; 0 if not measured.
         is_gone: whether it has disconnected.
-        key_created_ms: when its key was created, which tells it from a later one of the same name; see
-            ``Grant``.
-        traceparent: the field of that name in its head (W3C Trace Context), as it was sent; None without one.
+        key_created_ms: when its key was created; distinguishes the key from a later one of the same name (see
+            ``Grant``).
+        traceparent: the header of that name (W3C Trace Context), unchanged; None without one.
     """
 
     key: str | None = None

@@ -38,7 +38,7 @@ class Verdict:
     """The answer of one quota, as if it were the only one.
 
     Attributes:
-        outcome, throttle_ms: its own answer; ``throttle_ms`` is 0 for admit and reject.
+        outcome, throttle_ms: the answer of this quota alone; ``throttle_ms`` is 0 for admit and reject.
         observed, remaining: the bucket after this ask, in the limit's unit; None if unknown.
         largest: with reason ``too_large``, the most that an empty bucket can hold.
     """

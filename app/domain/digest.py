@@ -14,7 +14,7 @@ SEEDS: Final = (0x51A7E001, 0x51A7E002)
 
 
 def as_id(text: str) -> int | str:
-    """The id in a text: an integer if it is the canonical decimal of a signed 64-bit one, else the text.
+    """The id in a text: a signed 64-bit integer if the text is its canonical decimal, else the text.
 
     >>> as_id("4711"), as_id("-1"), as_id("007"), as_id("9223372036854775808")
     (4711, -1, '007', '9223372036854775808')
@@ -36,8 +36,8 @@ def secret_of(text: str) -> bytes:
 def digest(secret: bytes, principal: str, producer_id: int | str) -> bytes:
     """The digest of a principal's id: 8 bytes of BLAKE2b, keyed with the deployment secret (32 bytes).
 
-    It covers principal, 0x00, kind and id. The key prevents crafted collisions, to which Murmur alone is open
-    whatever its seed; and a collision for one principal is not one for another.
+    It covers principal, 0x00, kind and id. The key prevents crafted collisions, which Murmur alone allows
+    under any seed. A collision for one principal is not one for another.
     """
     kind = f"i{producer_id}" if isinstance(producer_id, int) else f"s{producer_id}"
     return blake2b(f"{principal}\0{kind}".encode(), digest_size=8, key=secret).digest()
@@ -49,5 +49,5 @@ def spread(digested: bytes) -> bytes:
 
 
 def fingerprint(secret: bytes) -> str:
-    """A hash by which a secret can be recognised; safe to store and show."""
+    """A hash that identifies a secret; safe to store and show."""
     return sha256(b"quotagate" + secret).hexdigest()

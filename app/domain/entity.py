@@ -46,10 +46,10 @@ MAX_NAME_BYTES: Final = 512
 LONGEST_SPELLED: Final = 3 * MAX_NAME_BYTES
 """The longest percent-encoded name, in characters."""
 LONGEST_ADDRESS: Final = 45
-"""The longest address: an IPv6 one whose end is written like an IPv4 one."""
+"""The longest address, in characters: IPv6 with its end spelled as IPv4."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 is_unreserved: Final = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch
-"""Matches a name that is spelled as it is (RFC 3986's unreserved characters)."""
+"""Matches a name that needs no percent-encoding: only RFC 3986's unreserved characters."""
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -65,7 +65,7 @@ def read_name(type_: str, spelled: str) -> Name:
 
 
 class Entity(NamedTuple):
-    """One entity: (type, name) pairs in canonical order. As a tuple it is looked up without Python code.
+    """One entity: (type, name) pairs in canonical order. It is a tuple, so a look-up runs no Python code.
 
     >>> str(Entity.parse("client-id=etl,user=alice"))
     'user=alice,client-id=etl'
@@ -130,7 +130,7 @@ def rung_of(entity: Entity) -> tuple[Rung, object]:
     """The rung of a ladder that an entity is on, and the names by which it is found there.
 
     Returns:
-        the rung, and its name; a tuple of two names, or None for a default.
+        the rung, and the entity's name on it: one name, a tuple of two, or None without any.
 
     >>> rung_of(Entity.of(user="a", client_id=ANY)), rung_of(Entity.of(user=ANY))
     (('user,client-id=*', 'a'), ('user=*', None))
@@ -159,7 +159,7 @@ def has_control_characters(text: str) -> bool:
 
 
 def check_name(name: str) -> str | None:
-    """What is wrong with a name (1-512 bytes of UTF-8, no control characters), or None."""
+    """The fault of a name, or None; a valid name is 1-512 bytes of UTF-8 without control characters."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -1,11 +1,11 @@
-"""What the rules refuse.
+"""Errors of the rules.
 
 DomainError
 ├── EntityError         no entity, bucket or filter can be spelled like this
-├── QuotaValueError     a quota's value is wrong; names every field that is
+├── QuotaValueError     a quota's value is wrong; names every wrong field
 ├── OutOfBoundsError    a bound caller would record in, or refund to, a bucket that others share
 ├── ObservationError    the volumes of a cluster could not be observed
-├── VolumeCountError    more volumes would be known than are kept
+├── VolumeCountError    too many volumes would be known
 └── UnknownBrokerError  no volume of this broker is known
 """
 
@@ -19,15 +19,15 @@ class DomainError(Exception):
 
 
 class EntityError(DomainError, ValueError):
-    """No entity can be spelled like this; the text says why and what would be right."""
+    """No entity can be spelled like this; the text gives the reason and the correct form."""
 
 
 class QuotaValueError(DomainError, ValueError):
     """A quota's value is wrong.
 
     Attributes:
-        errors: pairs of a JSON pointer into the value and what would be right there; at least one. Very long
-            lists are cut.
+        errors: pairs of a JSON pointer into the value and a message about the correct form; at least one.
+            Very long lists are cut.
     """
 
     def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
@@ -40,7 +40,7 @@ class OutOfBoundsError(DomainError):
 
     Attributes:
         bucket: the first such bucket.
-        field: the field of the ask that leads to it.
+        field: the field of the ask that leads to this bucket.
         place: the index of the ask in its batch.
     """
 
@@ -56,7 +56,7 @@ class ObservationError(DomainError):
 
 
 class VolumeCountError(DomainError):
-    """An incomplete observation would make more volumes known than are kept.
+    """After an incomplete observation, too many volumes would be known.
 
     Attributes:
         count: how many would be known.

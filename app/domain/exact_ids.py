@@ -1,4 +1,4 @@
-"""Producer ids in exact sets: what a filter without false positives would answer."""
+"""Producer ids in exact sets, with the answers of a filter without false positives."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ExactIds(ProducerIds):
             newest = max(self.layers, default=0)
             number = self._begin_layer(now_ms)
             live = self.live_layers(now_ms, layers)
-            # a filter is gone with its newest layer, even if another policy would revive an older layer
+            # a filter dies with its newest layer, even if another policy would revive an older layer
             self.held = {
                 each: ids for each, ids in self.held.items() if newest in live and each in self.layers
             }
@@ -101,7 +101,7 @@ class ExactIds(ProducerIds):
             ids.discard(spread)
 
     def uncharge(self, charges: int) -> None:
-        """Remove the newest charges; the ids that they remembered stay."""
+        """Remove the newest charges; their ids stay remembered."""
         del self.charges[len(self.charges) - charges :]
 
     def _alive(self, now_ms: int, window_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""Grants: what a caller may do, and for which entities."""
+"""Grants: the permissions of a caller, and the entities that it may ask for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.domain.ask import Ask
 from app.domain.binding import Binding
 
 Permission = Literal["decide", "account", "read", "write", "admin"]
-"""What a key may do; the API calls it a scope."""
+"""A permission of a key; the API calls it a scope."""
 
 PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
 EVERYTHING: Final = frozenset(PERMISSIONS)
@@ -19,16 +19,16 @@ BINDABLE: Final[frozenset[Permission]] = frozenset({"decide", "account"})
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the caller of one request may do.
+    """The permissions of the caller of one request.
 
     Attributes:
         name: the name of the API key; None without one.
         bound_to: the entities that the caller may ask for; empty means any.
-        principal: the one in the caller's certificate, used for asks that name none.
+        principal: the principal in the caller's certificate, used for asks without one.
         created_ms: when its key was created, by the clock of the node that created it. Rotation keeps it, so
-            it tells a key from a later one of the same name. None for the admin key and without a key.
+            it separates a key from a later one of the same name. None for the admin key and without a key.
         until_ms: when the grant ends, by the node's clock.
-        is_unrestricted: whether the caller may ask for any entity, and its asks are taken as they are.
+        is_unrestricted: whether the caller may ask for any entity, and its asks are used unchanged.
     """
 
     name: str | None
@@ -43,7 +43,7 @@ class Grant:
         object.__setattr__(self, "is_unrestricted", not self.bound_to and self.principal is None)
 
     def certified(self, name: str) -> Grant:
-        """This grant for a caller whose certificate has this name; ``""`` means that it has none.
+        """This grant for a caller whose certificate has this name; ``""`` means no name.
 
         A caller without a key may then ask only for itself: a certificate proves an identity, and gives no
         right to ask for others.
@@ -72,7 +72,7 @@ class Grant:
 
 
 def expand_scopes(scopes: frozenset[Permission]) -> frozenset[Permission]:
-    """The scopes, with all that they include.
+    """The scopes, with all scopes that they include.
 
     >>> expand_scopes(frozenset({"admin"})) == EVERYTHING
     True

@@ -1,8 +1,8 @@
 """Holds: the units that a bucket sets aside for leases, whose holders decide without the store.
 
 A lease takes units from each of its buckets. They count as used while the bucket holds them. Settling the
-lease turns the spent ones into a charge of that moment and frees the rest. What is not settled when the lease
-ends counts as spent at its end.
+lease charges the spent units at that moment and frees the rest. Units of an unsettled lease count as spent at
+its end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Holds = tuple[Hold, ...]
 
 
 def held(holds: Holds) -> float:
-    """The units of these holds. The sum runs from the last one, so that the script adds in the same order.
+    """The units of these holds, added from the last to the first, in the same order as in the script.
 
     >>> held((Hold(b"a", 2, 100), Hold(b"b", 3.5, 200)))
     5.5
@@ -45,7 +45,7 @@ def held(holds: Holds) -> float:
 
 
 def with_hold(holds: Holds, hold: Hold) -> Holds:
-    """The holds with one more, after all that end no later."""
+    """The holds with one more, placed after all holds that end no later."""
     before = sum(other.ends_ms <= hold.ends_ms for other in holds)
     return (*holds[:before], hold, *holds[before:])
 
@@ -72,10 +72,10 @@ def moved(holds: Holds, by_ms: int) -> Holds:
 
 
 def slice_of(wish: float, free: float, capacity: float, holds: Holds) -> float:
-    """The units that a bucket grants of a wish; whole ones unless the wish is granted.
+    """The units that a bucket grants of a wish: the whole wish, or a whole number of units.
 
-    That is the least of the wish, what is free, an equal share of that with the leases that are there (at
-    least 1), and half of what the bucket can hold less what is held.
+    They are at most the free units, an equal share of these among the existing leases and this one (at least
+    1), and half of the capacity that is not held.
 
     >>> slice_of(1000, 80, 100, ()), slice_of(0.5, 80, 100, ()), slice_of(1000, 0.5, 100, ())
     (50, 0.5, 0)
@@ -92,13 +92,13 @@ PER_UNIT: Final[Mapping[str, float]] = {key.usage: key.per_unit for key in KEYS.
 
 
 def granted_of(wish: Mapping[str, float], slices: Mapping[str, float]) -> dict[str, float]:
-    """What is granted of a wish, by usage field.
+    """The granted part of a wish, by usage field.
 
     >>> granted_of({"requests": 5, "request_time_ms": 700, "fetch_bytes": 9}, {"request_time_ms": 3})
     {'requests': 5, 'request_time_ms': 30.0, 'fetch_bytes': 9}
 
     Args:
-        slices: in units of the limit, the least that a bucket of the field grants; absent without a quota.
+        slices: the least grant of any bucket of a field, in units of the limit; absent without a quota.
     """
     granted = {}
     for field, amount in wish.items():

@@ -73,7 +73,7 @@ def applied_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Appli
 def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[ExplainedQuota]:
     """The quotas that apply to an ask, as in ``applied_quotas``, each with its whole ladder.
 
-    This is the rule as a person reads it. Decisions follow it by tables (``app.admission.compiled``).
+    This is the rule in readable form. Decisions use tables instead (``app.admission.compiled``).
     """
     explained = []
     asked = [key for key in KEYS.values() if quotas.get(key.name) and asks_for(key, ask)]
@@ -129,7 +129,7 @@ def own_rungs(
     """The ladder of an entity of one type: itself, then the default.
 
     Args:
-        by_default: returns the name in the bucket that the default charges; called only if it comes to that.
+        by_default: returns the name in the default's bucket; called only if that rung is reached.
 
     >>> [(str(entity), str(bucket)) for entity, bucket in own_rungs("broker", "1")]
     [('broker=1', 'broker=1'), ('broker=*', 'broker=1')]

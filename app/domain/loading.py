@@ -1,7 +1,8 @@
-"""Loading a history into buckets: it only adds, and loading it twice has the same result as once.
+"""Loading a history into buckets: it only adds, and is idempotent.
 
-This is what ``lua/load*.lua`` do, in plain Python. The current time only decides what is too old to count, so
-a load that was interrupted and repeated ends in the same state. No given time is later than the bucket's.
+These are the rules of ``lua/load*.lua``, in plain Python. The current time only decides which items are too
+old to count, so an interrupted and repeated load ends in the same state. No given time is later than the
+bucket's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from app.domain.token_bucket import Tokens, tokens_at
 
 @dataclass(slots=True)
 class LoadResult:
-    """How many assertions had which result.
+    """The number of assertions by result.
 
     Attributes:
         added: they changed the bucket.
@@ -35,7 +36,7 @@ class LoadResult:
 
 
 class WrittenId(NamedTuple):
-    """An id, spread over 32 bytes, when it was last written, and when the layer that it went to began."""
+    """An id, spread over 32 bytes, with the time of its last write and the beginning of the written layer."""
 
     spread: bytes
     at_ms: int
@@ -55,8 +56,8 @@ def load_ids(
     """Remember ids at least as long as the asserted write would have.
 
     An id goes to the oldest live layer that was open at that write or began after it, so that it is not
-    forgotten too early; if there is no such layer, one begins when the asserted one did. An id that such a
-    layer already holds is left alone.
+    forgotten too early. Without such a layer, a new one begins when the asserted layer did. An id that is
+    already in such a layer stays there.
     """
     loaded, layers = LoadResult(), quota.layers
     for id_ in ids:
@@ -106,8 +107,8 @@ def load_charges(
 def load_samples(state: Samples, samples: Samples, now_ms: int, quota: Quota) -> tuple[Samples, LoadResult]:
     """Merge samples: of two that began at the same time, take the larger sum and the later event.
 
-    Samples of two histories may overlap. Each lives at least as long as those that began before it, as in
-    any bucket.
+    Samples of two histories may overlap. Each sample lives at least as long as all that began
+    before it, as in any bucket.
     """
     loaded, by_start = LoadResult(), {sample.start_ms: sample for sample in state}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Filters on entities, like those of Kafka's ``DescribeClientQuotas``."""
+"""Filters on entities, as in Kafka's ``DescribeClientQuotas``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.domain.errors import EntityError
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """The entities of a list: those that have every named type, with the given name.
+    """A filter of a list: an entity matches if it has every named type, with the given name.
 
     Attributes:
         matches: pairs of a type and a name; None matches any name, and the default.

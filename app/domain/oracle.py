@@ -1,6 +1,6 @@
 """The oracle: whole decisions in plain Python, with which the store's script must agree.
 
-It says what the script must answer and remember, with the same arithmetic in the same order, and without
+It defines the answers and the state of the script, with the same arithmetic in the same order, and without
 regard to speed. Time is an argument. One oracle is one store.
 """
 
@@ -56,10 +56,10 @@ ADMIT: Final = Judgement("admit")
 
 @dataclass(frozen=True, slots=True)
 class BucketCharge:
-    """What an ask charges to one bucket.
+    """The charge of an ask to one bucket.
 
     Attributes:
-        usage: in units of the limit; of producer ids, their number.
+        usage: in units of the limit; for producer ids, their number.
         spreads: the distinct ids, each spread over 32 bytes, without ``-1``.
         now_ms: the time in the bucket, which never runs backwards; see ``corrected_now``.
         wait_from_ms: the uncorrected time, from which waits are counted.
@@ -84,7 +84,7 @@ class BucketCharge:
 
 
 class Bucket(Protocol):
-    """The operations of a bucket, whatever its algorithm."""
+    """The operations of a bucket of any algorithm."""
 
     @property
     def newest_ms(self) -> int | None:
@@ -114,8 +114,8 @@ class RateBucket:
     """A bucket of a sampled rate.
 
     Attributes:
-        birth: changes when earlier charges can no longer be undone; 0 before the first one that may be.
-        took: what the last charge took.
+        birth: changes when earlier charges can no longer be undone; 0 before the first undoable charge.
+        took: the units that the last charge took.
     """
 
     state: sampled_rate.Samples = ()
@@ -203,7 +203,7 @@ class RateBucket:
         return Judgement("delay", delay) if delay else ADMIT
 
     def _with_holds(self, charge: BucketCharge) -> sampled_rate.Samples:
-        """The state if the charge was recorded now, and everything that is held with it."""
+        """The state if the charge, and all units that are held, were recorded now."""
         return self._recorded(charge, charge.usage + held(self.holds))
 
     def _recorded(self, charge: BucketCharge, usage: float) -> sampled_rate.Samples:
@@ -219,8 +219,8 @@ class TokensBucket:
         forgiven: the debt that the last write forgave.
         birth, took: as for a sampled rate.
         largest_limit: the largest limit of any write since the bucket was born.
-        burst: that of the last write.
-        lapses: whether leases ended before this ask, so that it writes.
+        burst: the burst at the last write.
+        lapses: whether leases ended before this ask, so that it writes even if it is refused.
     """
 
     state: token_bucket.Tokens | None = None
@@ -264,7 +264,7 @@ class TokensBucket:
         return Judgement("throttle", min(charge.now_ms - charge.wait_from_ms + wait, MAX_THROTTLE_MS))
 
     def touch(self, charge: BucketCharge) -> None:
-        """Forgive the part of a debt beyond the longest one, even if the ask that finds it is refused."""
+        """Forgive the debt beyond the longest one, even if the ask is refused."""
         state, self.forgiven = self._after_forgiving(charge)
         if self.forgiven:
             self.state = state
@@ -304,7 +304,7 @@ class TokensBucket:
         return given
 
     def _write(self, charge: BucketCharge) -> None:
-        """Note what a write does to the birth."""
+        """Update the birth, the largest limit and the burst for a write."""
         self.birth += self.birth > 0 and (charge.quota.burst < self.burst or self.forgiven > 0)
         self.largest_limit = max(self.largest_limit, charge.quota.limit)
         self.burst = charge.quota.burst
@@ -347,11 +347,11 @@ class TokensBucket:
         return token_bucket.tokens_at(state, charge.now_ms, charge.quota.limit, self._full(charge))
 
     def _spent(self, charge: BucketCharge) -> tuple[float, float]:
-        """The tokens after the charge, and how much debt that forgives."""
+        """The tokens after the charge, and the forgiven debt."""
         return token_bucket.forgive(self._tokens(charge) - charge.usage, charge.quota.max_debt)
 
     def _after_forgiving(self, charge: BucketCharge) -> tuple[token_bucket.Tokens, float]:
-        """The state with at most the longest debt, and how much debt that forgives."""
+        """The state with at most the longest debt, and the forgiven debt."""
         quota, now_ms = charge.quota, charge.now_ms
         if self.state is None:
             return token_bucket.Tokens(quota.burst, now_ms), 0.0
@@ -420,13 +420,13 @@ class IdsBucket:
         return bool(unseen)
 
     def renew(self, charge: BucketCharge) -> None:
-        """Write ids that a node knows, uncharged: seen ones as any ask does, and those that were lost."""
+        """Write ids that a node knows, uncharged: refresh seen ids as any ask does, and restore lost ones."""
         unseen, now, quota = self._unseen(charge), charge.now_ms, charge.quota
         self.touch(charge)
         self.state.renew(unseen, now, quota.layers, quota.limit, self.max_ids, full=charge.full)
 
     def open_ms(self, charge: BucketCharge) -> int:
-        """For how long the layer stays open that holds all ids of a charge; 0 if none holds them all."""
+        """How long the layer that holds all ids of a charge stays open; 0 if no layer holds them all."""
         return self.state.open_ms(charge.spreads, charge.now_ms, charge.quota.layers)
 
     def refund(self, charge: BucketCharge) -> None:
@@ -460,17 +460,17 @@ HoldingBucket = RateBucket | TokensBucket
 
 
 def holding(bucket: Bucket) -> HoldingBucket:
-    """A bucket that is no bucket of ids."""
+    """Narrow the type of a bucket that does not count ids."""
     assert isinstance(bucket, HoldingBucket)
     return bucket
 
 
 @dataclass(slots=True)
 class Part:
-    """One quota's part of a decision: the quota, its bucket, and what the ask charges to it.
+    """One quota's part of a decision: the quota, its bucket, and the ask's charge to it.
 
     Attributes:
-        lapsed: the holds of leases whose end was found by this ask; their units are spent now.
+        lapsed: the holds of leases that ended since the last write; their units are spent now.
     """
 
     applied: AppliedQuota
@@ -480,7 +480,7 @@ class Part:
 
 
 class Leased(NamedTuple):
-    """What came of an ask for a lease.
+    """The result of an ask for a lease.
 
     Attributes:
         granted: the units by usage field; empty if nothing was granted.
@@ -497,13 +497,13 @@ class Oracle:
         when_full: the verdict of a quota that needs a new bucket while the store is full.
 
     Attributes:
-        birth: that of the state, once a node has read it; empty before.
+        birth: the birth of the state, once a node has read it; empty before.
         resets: the number of the last reset of each bucket that was reset, by its key.
         full: the store is full. It takes no new bucket and no new kept answer, and no bucket of ids grows.
         corrections: how often a bucket's newest time was ahead of the clock.
-        births: the birth that the last bucket got, so that no two have the same.
+        births: the newest birth of any bucket, so that no two births are the same.
         history: changes when a replica takes over.
-        lapsed: how many units of leases were spent because nobody had settled them at their end.
+        lapsed: the units of leases that counted as spent because the leases ended unsettled.
     """
 
     def __init__(
@@ -555,15 +555,15 @@ class Oracle:
         return decision
 
     def renew(self, ask: Ask, applied: AppliedQuota, resets: int, birth: bytes, now_ms: int) -> Outcome:
-        """Write ids that a node knows, and that the store may have lost, uncharged.
+        """Write known ids that the store may have lost, uncharged.
 
         Args:
             resets: the number of the last reset that the node knew of.
-            birth: of the state that the node knows.
+            birth: the birth of the state that the node knows.
 
         Returns:
-            ``admit`` if they were written; ``throttle`` if the state is another, ``reject`` if the bucket was
-            reset since.
+            ``admit`` if the ids were written; ``throttle`` if the state is another; ``reject`` if the bucket
+            was reset since.
         """
         part = self._part(replace(ask, mode="record"), applied, now_ms)
         assert isinstance(part.bucket, IdsBucket)
@@ -617,7 +617,7 @@ class Oracle:
         lease_ms: int,
         caller: Caller = ANYONE,
     ) -> Leased:
-        """Hold a part of what an ask wishes to spend, in all its buckets or in none.
+        """Hold a part of the wish of an ask, in all its buckets or in none.
 
         Args:
             ask: in mode record, with the wish as its usage, and without producer ids.
@@ -667,10 +667,10 @@ class Oracle:
         return units
 
     def settle(self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, lease: bytes) -> bool:
-        """Charge what was spent of a lease now, and free the rest; return whether any bucket held it.
+        """Charge the spent units of a lease now, and free the rest; return whether any bucket held them.
 
         Args:
-            ask: in mode record, with what was spent as its usage.
+            ask: in mode record, with the spent amounts as its usage.
         """
         parts = [self._part(ask, quota, now_ms) for quota in applied_quotas(ask, quotas, rules)]
         settled = False
@@ -687,7 +687,7 @@ class Oracle:
         self.resets[key_of(applied)] = number
 
     def lose(self) -> None:
-        """Lose all state, as a store does that is emptied."""
+        """Lose all state, as an emptied store does."""
         self.buckets.clear()
         self.answers.clear()
         self.resets.clear()
@@ -744,7 +744,7 @@ class Oracle:
         return self._checked_for_room(ask, part, _verdict_of(part, judgement_of(ask, part)))
 
     def _checked_for_room(self, ask: Ask, part: Part, verdict: Verdict) -> Verdict:
-        """The verdict; in a full store another one if the quota needs a new bucket."""
+        """The verdict; replaced if the quota needs a new bucket in a full store."""
         needs_room = part.bucket.newest_ms is None and ask.mode in {"admit", "record"}
         if part.applied.quota.algorithm == "producer_ids":
             needs_room = needs_room and bool(part.charge.spreads)
@@ -756,7 +756,7 @@ class Oracle:
 
 
 def key_of(applied: AppliedQuota) -> tuple[object, ...]:
-    """What identifies the bucket that a quota charges."""
+    """The key of the bucket that a quota charges."""
     return applied.quota.key, applied.bucket, applied.quota.identity, applied.quota.epoch
 
 
@@ -810,8 +810,8 @@ def judgement_of(ask: Ask, part: Part) -> Judgement:
 def judge_lease(part: Part) -> tuple[Judgement, float]:
     """The answer of a part's bucket to a wish, and the units that it would grant.
 
-    Where it grants nothing, it answers the wait until one unit is free (the wish, if that is less), or until
-    the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
+    Without a grant, the answer is the wait until one unit (the wish, if that is less) is free, or until the
+    first lease ends if that is sooner: most leases are settled with less than they hold.
     """
     bucket, charge, quota = holding(part.bucket), part.charge, part.applied.quota
     if charge.usage == 0:

@@ -19,7 +19,7 @@ FULL_MS: Final = 1_000
 
 
 class IdPlace(NamedTuple):
-    """Where an id is: the index of its segment, and the number of the newest live layer that holds it."""
+    """The place of an id: the index of its segment, and the number of the newest live layer that holds it."""
 
     segment: int
     layer: int
@@ -86,7 +86,7 @@ class ProducerIds:
         return newest.counts.get(max(self.layers), 0) / newest.shape.ids
 
     def find(self, spread: bytes, now_ms: int, layers: Layers) -> IdPlace | None:
-        """Where an id is, looking at the newest segment first; None for an unseen id."""
+        """The place of an id, searched from the newest segment; None for an unseen id."""
         live = self.live_layers(now_ms, layers)
         for index in range(len(self.segments) - 1, -1, -1):
             segment = self.segments[index]
@@ -114,7 +114,7 @@ class ProducerIds:
         return number is None or self.find(spread, now_ms, layers) != IdPlace(len(self.segments) - 1, number)
 
     def open_ms(self, spreads: Sequence[bytes], now_ms: int, layers: Layers) -> int:
-        """For how long the layer stays open that holds all these ids; 0 if none does, or there are no ids."""
+        """How long the layer that holds all these ids stays open; 0 if none does, or without ids."""
         number = self._open(now_ms, layers)
         places = [self.find(spread, now_ms, layers) for spread in spreads]
         if number is None or not places or any(place is None or place.layer != number for place in places):

@@ -19,23 +19,23 @@ MAX_PRODUCER_IDS: Final = 500_000
 MAX_DEBT_MS: Final = 3_600_000
 """The default of the longest time that a token bucket's debt lasts."""
 MAX_WHOLE: Final = 999_999_999_999_999
-"""The largest integer of a structured field (RFC 9651); what is more is said as this."""
+"""The largest integer of a structured field (RFC 9651); larger amounts are cut to it."""
 _NEARLY_WHOLE: Final = 0.999999
-"""Up to here the fraction of an amount is no rounding error; to round takes longer than to look."""
+"""A smaller fraction of an amount is no rounding error; this check is faster than rounding."""
 _ROUNDING: Final = 2**-51
-"""The error of a product or a quotient, relative to it."""
+"""The relative rounding error of a product or a quotient."""
 RECHECK_MS: Final = 1_000
 """KIP-612: how long an acceptor holds a connection from an address over its rate before it asks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaKey:
-    """One quota key: what it limits, on which entities, and how.
+    """One quota key: the usage that it limits, its entities, and the rules for its quotas.
 
     Attributes:
         usage: the field of an ask's usage that it limits.
         entities: the combinations of entity types that a quota of it can be set on.
-        enforcement, algorithm: those of a quota that names none.
+        enforcement, algorithm: the defaults of its quotas.
         integer_limit, max_limit: whether a limit must be a whole number, and the largest.
         longest_delay: in milliseconds, or ``"sample"`` for one sample; None means no longest delay.
         per_unit: the usage in one unit of the limit (10 ms of thread time = 1 percent-second).
@@ -190,7 +190,7 @@ class Quota:
 
     @property
     def allowance(self) -> tuple[int, int]:
-        """How many whole units it admits, and over how many seconds, as ``RateLimit-Policy`` says it.
+        """The number of whole units it admits, and of seconds they are for, as in ``RateLimit-Policy``.
 
         >>> Quota("request_rate", 100, "sampled_rate", "deny", samples=11, sample_ms=1000).allowance
         (1000, 10)
@@ -217,8 +217,8 @@ class Quota:
         - 0 for a limit of 0, which admits nothing.
         - 1 for ids, which are counted exactly.
         - 2 for a token bucket: over the time in which it refills, it admits its burst and the refill.
-        - (N+1)/N for a sampled rate of N samples: all that it admits in N samples is in the sum that admits
-          the last of it, but the oldest sample may have begun one sample earlier, so the sum is measured
+        - (N+1)/N for a sampled rate of N samples: all usage admitted in N samples is in the sum that admits
+          the last of it. But the oldest sample may have begun one sample earlier, so that sum is measured
           over N+1 samples. ``docs/bounds.md`` has the argument and the search.
         """
         if self.algorithm == "producer_ids":

@@ -1,4 +1,4 @@
-"""Quota values: their validation, their normalised form, and the ``Quota`` that they mean."""
+"""Quota values: their validation, their normalised form, and the ``Quota`` that they resolve to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.domain.quota import (
 )
 
 Definition = Mapping[str, object]
-"""A quota's value as it was written, normalised to an object with a ``limit``."""
+"""A quota's value as written, normalised to an object with a ``limit``."""
 
 MAX_WINDOW_MS: Final = 2_073_600_000
 MIN_LAYER_MS: Final = 100
@@ -112,14 +112,14 @@ def check_all(values: Mapping[str, object], entity: Entity, defaults: Defaults) 
 def alter(
     current: Mapping[str, Definition], patch: Mapping[str, object], entity: Entity, defaults: Defaults
 ) -> dict[str, Definition | None]:
-    """Apply a merge patch to an entity's quotas; the result has the keys it names, None for a removal.
+    """Apply a merge patch to an entity's quotas; the result has the patch's keys, None for a removal.
 
     >>> now = {"request_rate": {"limit": 5, "shadow": True}}
     >>> alter(now, {"request_rate": 7, "producer_ids_rate": None}, Entity.of(user="alice"), Defaults())
     {'producer_ids_rate': None, 'request_rate': {'limit': 7, 'shadow': True}}
 
     Raises:
-        QuotaValueError: with pointers into the patch, or next to it if only the merged value is wrong.
+        QuotaValueError: with pointers into the patch, or into the merged value if only that is wrong.
     """
 
     def altered(key: str, new: object) -> Definition | None:
@@ -174,7 +174,7 @@ def merge(definition: Definition | None, patch: object) -> object:
 
 
 def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults, epoch: int) -> Quota:
-    """The quota that a validated definition means on an entity, with all defaults applied.
+    """The quota of a validated definition on an entity, with all defaults applied.
 
     >>> resolve("controller_mutation_rate", {"limit": 5}, Entity.of(user="alice"), Defaults(), 0).burst
     55.0
@@ -211,7 +211,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
 
 
 def bound(quota: Quota) -> Bound:
-    """What a quota guarantees over any window, in numbers and in words.
+    """The guarantee of a quota over any window, in numbers and in words.
 
     >>> bound(Quota("producer_ids_rate", 5, "producer_ids", "deny"))["text"]
     'never more than 5 in any 3600 s'
@@ -241,7 +241,7 @@ def pointer(*steps: str | int) -> str:
 
 
 class _FieldError(ValueError):
-    """What would be right for a field, or for the part of it at the pointer ``below``."""
+    """A field is wrong, or its part at the pointer ``below``; the text gives the correct form."""
 
     def __init__(self, message: str, below: str = "") -> None:
         self.below = below
@@ -249,7 +249,7 @@ class _FieldError(ValueError):
 
 
 def _replaced(entity: Entity, defaults: Defaults, key: str, value: object) -> Definition | None:
-    """The definition that a key is to have; None removes it."""
+    """The new definition of a key; None removes it."""
     if value is None:
         check_key(key, entity)
         return None

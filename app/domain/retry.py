@@ -1,4 +1,4 @@
-"""Retries: when an ask equals one that was answered before."""
+"""Retries: asks that equal an ask answered before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RETRY_MS: Final = 60_000
 """How long an answer is kept for a retry with the same id."""
 
 Content = tuple[object, ...]
-"""What two equal asks have in common, in types that any codec can write."""
+"""A key that is equal for equal asks, in types that any codec can write."""
 
 
 def content_of(ask: Ask, key: str | None) -> Content | None:

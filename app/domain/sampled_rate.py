@@ -1,4 +1,4 @@
-"""The sampled rate of Kafka 3.8 and later: what is recorded, measured, delayed and refused.
+"""The sampled rate of Kafka 3.8 and later: recording, measuring, delaying and refusing usage.
 
 The state of a bucket is a tuple of samples, oldest first; an empty tuple is an absent bucket. Kafka keeps a
 ring of N+1 samples, in which the next slot is always obsolete, so a list of the live ones is enough.
@@ -18,7 +18,7 @@ UNREACHABLE_MS: Final = 1 << 40
 
 
 class Sample(NamedTuple):
-    """One slice of a rate: its sum, when it began, and its last event, in milliseconds."""
+    """One slice of a rate: its sum, and the times of its beginning and last event, in milliseconds."""
 
     value: float
     start_ms: int

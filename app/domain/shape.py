@@ -24,7 +24,7 @@ FALSE_SEEN: Final = 1e-4
 
 SMALLEST_SEGMENT: Final = 32
 FIRST_SEGMENT: Final = 140
-"""The most ids per layer of a first segment: with header and ring it takes 3 KiB, whatever the limit."""
+"""The most ids per layer of a first segment: with header and ring it takes 3 KiB under any limit."""
 
 STEPS: Final = 3
 """The most steps from the first segment to one with as many ids per layer as the limit."""
@@ -33,7 +33,7 @@ LEAST_STEP: Final = 7
 """The least growth per step. Fewer, larger steps are better: the earlier segments take memory too."""
 
 GROWTH: Final = 4
-"""The growth from segment to segment beyond the limit: records and ids that stay in use fill those."""
+"""The growth from segment to segment beyond the limit; recorded ids and ids that stay in use fill them."""
 
 SHARES: Final = (
     (14, 17.522573837268),
@@ -55,7 +55,7 @@ SHARES: Final = (
 )
 """For share 1, 2, …: the number of hashes with which a block holds the most ids, and that number of ids.
 
-A test computes them again."""
+A test recomputes these numbers."""
 
 SMALLEST_SHARE: Final = len(SHARES)
 
@@ -81,8 +81,7 @@ class Shape:
         """The shape of a segment with this many ids per layer.
 
         The square root of the number of blocks is added to it, because ids fall on blocks unevenly: in a
-            small
-        segment a single crowded block would exceed the share.
+        small segment, one crowded block would exceed the share.
 
         >>> Shape.of(334, 1)
         Shape(ids=334, share=1, hashes=14, blocks=25)
@@ -102,7 +101,7 @@ class Shape:
 
 @lru_cache(maxsize=4096)  # the oracle looks for the same ids in each segment, and in ask after ask
 def _cells(spread: bytes) -> tuple[int, ...]:
-    """The cells of an id in its block, as many as the most hashes need.
+    """The cells of an id in its block, enough for the largest number of hashes.
 
     Each word but the first, as a fraction of 2^32, gives three digits in base 504, which are equally likely
     and independent. (9-bit pieces mod 504 would hit eight cells twice as often.)
@@ -143,8 +142,8 @@ def step(first: int, limit: float) -> float:
 def next_segment(ids: int, limit: float, max_ids: int) -> int:
     """How many ids per layer the segment after a full one holds.
 
-    It is the first size planned for the limit that is at least twice as large as the full segment, which may
-    come from another limit or an older version. Beyond the limit, sizes grow by ``GROWTH``.
+    It is the first planned size that is at least twice the size of the full segment, which may come from
+    another limit or an older version. Beyond the limit, sizes grow by ``GROWTH``.
 
     >>> sizes = [first_segment(500_000, 1_000_000)]
     >>> for _ in range(4):
@@ -160,7 +159,7 @@ def next_segment(ids: int, limit: float, max_ids: int) -> int:
 
 
 def next_share(live: tuple[int, ...]) -> int:
-    """The share of a new segment: half of what the live segments leave, rounded down to a power of two.
+    """The share of a new segment: half of the probability left by live ones, rounded down to a power of two.
 
     >>> next_share(()), next_share((1,)), next_share((1, 2)), next_share((2,))
     (1, 2, 3, 2)

@@ -1,4 +1,4 @@
-"""Slots of a cluster: which slot a key is in, and how the charges of an ask are grouped by their slots."""
+"""Slots of a cluster: the slot of a key, and grouping the charges of an ask by slot."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class SlotGroup(NamedTuple):
     """Charges of an ask that are in one slot.
 
     Attributes:
-        places: the indexes of the charges among those of the ask, in order; none if the slot only keeps the
-            answer.
+        places: the indexes of the charges in the ask, in order; empty if the slot only keeps the answer.
     """
 
     slot: int
@@ -67,7 +66,7 @@ def slot_of(key: bytes) -> int:
 
 @cache
 def slot_tags() -> tuple[bytes, ...]:
-    """A tag for each slot, in the order of the slots: the least decimal number that is in it."""
+    """A tag for each slot, in the order of the slots: the least decimal number in the slot."""
     tags: list[bytes | None] = [None] * SLOTS
     missing = SLOTS
     for number in count():
@@ -90,7 +89,7 @@ def groups_of(slots: Sequence[int], home: int | None) -> SlotGroups:
     SlotGroups(home=SlotGroup(slot=9, places=(1,)), others=(SlotGroup(slot=7, places=(0, 2)),))
 
     Args:
-        slots: of the charges, in order; at least one if no home is given.
+        slots: the slots of the charges, in order; at least one if no home is given.
         home: the slot of the principal, or of the kept answer; without it the last group is the home.
     """
     by_slot: dict[int, list[int]] = {}

@@ -29,7 +29,7 @@ def tokens_at(state: Tokens | None, now_ms: int, limit: float, burst: float) -> 
 
 
 def forgive(tokens: float, max_debt: float) -> tuple[float, float]:
-    """The tokens after a debt below ``-max_debt`` is forgiven, and how much that forgives.
+    """The tokens without the debt beyond ``max_debt``, and the forgiven debt.
 
     >>> forgive(-100.0, 60), forgive(-60.0, 60), forgive(-(2.0**53), math.inf)
     ((-60, 40.0), (-60.0, 0.0), (-9007199254740992.0, 0.0))
@@ -56,7 +56,7 @@ def delay_ms(tokens: float, limit: float, longest_ms: int = MAX_THROTTLE_MS) -> 
 
 
 def most_tokens(burst: float, holds: Holds) -> float:
-    """Up to how many tokens a bucket fills: the burst less what it holds, at least 0 after a lowered burst.
+    """The level to which a bucket fills: the burst less the held units, at least 0 after a lowered burst.
 
     >>> from app.domain.holds import Hold
     >>> most_tokens(30, (Hold(b"a", 10, 400),)), most_tokens(5, (Hold(b"a", 10, 400),))
@@ -68,10 +68,10 @@ def most_tokens(burst: float, holds: Holds) -> float:
 def reckon(
     state: Tokens | None, holds: Holds, now_ms: int, limit: float, burst: float
 ) -> tuple[Tokens | None, Holds]:
-    """The state at the last end of a lease that ended by now, and the holds of the other leases.
+    """The state when the last of the ended leases ended, and the holds of the leases that still last.
 
     The tokens of a lease were taken when it was granted. Until its end the bucket fills only up to the burst
-    less what it holds.
+    less the held units.
 
     >>> from app.domain.holds import Hold
     >>> reckon(Tokens(8.0, 0), (Hold(b"a", 10, 400), Hold(b"b", 10, 900)), 500, 100, 30)

@@ -1,16 +1,16 @@
-"""Undo: takes back what an ask was charged in one slot, after another slot refused the ask.
+"""Undo: takes the charge of an ask in one slot back, after another slot refused the ask.
 
 A refund cannot do this. It gives back from the newest sample although an older one took the charge, and
-tokens that the bucket may have filled up meanwhile. Either lets more pass than the limit. An undo gives back
-at most what the bucket would hold if the charge had never been made, and nothing if that can no longer be
-known:
+tokens that the bucket may have filled up meanwhile. Either lets more pass than the limit. After an undo, a
+bucket admits at most as much as if the charge had never been made. If that can no longer be known, nothing is
+given back:
 
 - A bucket has a *birth*, which changes when it is removed, when its times move with a clock, when debt is
   forgiven, when a lowered burst may have cut tokens off, and when tokens are refunded: without the charge,
   the refund might have been cut off at the burst.
-- A store has a *history*, which changes when a replica takes over: it may lack the charge.
+- A store has a *history*, which changes when a replica takes over: the replica may lack the charge.
 
-So the *stamp* of a charge names both. What is not given back is over by itself after a window.
+So the *stamp* of a charge names both. A charge that is not given back is over by itself after a window.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from app.domain.token_bucket import Tokens
 
 
 class Stamp(NamedTuple):
-    """What undo needs of a charge to a bucket.
+    """The record of a charge to a bucket that undo needs.
 
     Attributes:
-        birth: that of the bucket; 0 if it cannot be undone.
+        birth: the bucket's birth; 0 if the charge cannot be undone.
         at_ms: when it was charged, by the time in the bucket.
-        taken: what it took, in units.
-        history: that of the store.
+        taken: the units that it took.
+        history: the store's history.
     """
 
     birth: float
@@ -38,7 +38,7 @@ class Stamp(NamedTuple):
 
 
 def give_back_sample(state: Samples, stamp: Stamp) -> tuple[Samples, float]:
-    """Give back in the very sample that took the charge; also return how much.
+    """Give units back in the sample that took the charge; also return how many.
 
     >>> from app.domain.sampled_rate import Sample
     >>> state = (Sample(5.0, 0, 900), Sample(2.0, 1000, 1000))
@@ -58,13 +58,13 @@ def give_back_sample(state: Samples, stamp: Stamp) -> tuple[Samples, float]:
 def give_back_tokens(
     state: Tokens, stamp: Stamp, now_ms: int, largest_limit: float, burst: float
 ) -> tuple[Tokens, float]:
-    """Give back what was taken, less what may have been filled up since; also return how much.
+    """Give back the taken tokens, less those that may have been refilled since; also return how many.
 
     >>> give_back_tokens(Tokens(4.0, 1000), Stamp(1, 1000, 6, b""), 1200, 10, 20)
     (Tokens(tokens=8.0, at_ms=1000), 4.0)
 
     Args:
-        largest_limit: the largest that was in force since the bucket was born.
+        largest_limit: the largest limit since the bucket was born.
     """
     given = stamp.taken - largest_limit * ((now_ms - stamp.at_ms) / 1000)
     given = min(given, burst - state.tokens)

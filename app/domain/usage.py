@@ -1,4 +1,4 @@
-"""What an ask spends of a quota, and under which enforcement; used by the oracle and by plans."""
+"""The usage of a quota by an ask, and its enforcement; used by the oracle and by plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def enforcement_of(ask: Ask, quota: Quota) -> Enforcement:
 
 
 def usage_of(ask: Ask, quota: Quota) -> float:
-    """The usage of a quota by an ask, in units of the limit; of producer ids, their number."""
+    """The usage of a quota by an ask, in units of the limit; for producer ids, their number."""
     if quota.algorithm == "producer_ids":
         return len(ids_of(ask))
     field, per_unit = usage_field(quota)

@@ -19,7 +19,7 @@ LEAST_LIMIT: Final = 1.0
 """The lowest produce limit that a factor above 0 leaves, in bytes per second."""
 
 KNOWN_AT_MOST: Final = 10_000
-"""How many volumes pushes may make known. Polled brokers may have more."""
+"""The most volumes that pushes may make known. Polled brokers may have more."""
 
 NAMED_AT_MOST: Final = 10
 """How many volumes without sizes a text names before it only counts them."""
@@ -44,9 +44,9 @@ class Observation:
 
     Attributes:
         volumes: the reported volumes; a log directory that is offline has no sizes.
-        answered: the brokers that reported all their volumes, so a volume they do not name is gone. None: the
-            report is of the whole cluster, so any volume it does not name is gone. Empty,
-            without a silent broker: the report is of some volumes, and says nothing about all others.
+        answered: the brokers that reported all their volumes; their other volumes are gone. None: the report
+            is of the whole cluster; all other volumes are gone. Empty, without a silent broker: the report is
+            of some volumes, and says nothing about the others.
         silent: the active brokers that did not answer, each with the reason in a few words.
     """
 
@@ -125,7 +125,7 @@ class KnownVolume(NamedTuple):
 
     Attributes:
         observed_ms: when its sizes were observed; None if they never were.
-        is_current: whether the last observation had them.
+        is_current: whether the last observation had its sizes.
     """
 
     broker: str
@@ -155,7 +155,7 @@ class KnownVolume(NamedTuple):
 
 
 class Drill(NamedTuple):
-    """A factor that an administrator set for a while, whatever the volumes say."""
+    """A factor that an administrator set for a while; it overrides the volumes."""
 
     factor: float
     since_ms: int
@@ -177,8 +177,8 @@ class FactorState:
         next_check_ms: when the next observation is due.
         observed_ms: when the last observation was made or failed; at first, the start.
         succeeded: whether the last observation succeeded.
-        reason: a text that says what set the factor.
-        trouble: a text that says why the last observation failed and which brokers were silent; or "".
+        reason: the cause of the factor, as a text.
+        trouble: why the last observation failed and which brokers were silent, as a text; or "".
         active_brokers: how many brokers the last observation found.
         violations: the number of violating volumes, summed over all observations.
     """
@@ -234,7 +234,7 @@ def after_observation(state: FactorState, seen: Observation, now_ms: int, rules:
     """The state after an observation.
 
     Raises:
-        VolumeCountError: it is of a part of the cluster, and too many volumes would be known.
+        VolumeCountError: the observation is of a part of the cluster, and too many volumes would be known.
     """
     state = after_missed_pushes(state, now_ms, rules)
     volumes = tuple(_merged(state.volumes, seen, now_ms, rules))
@@ -267,8 +267,7 @@ def after_failure(state: FactorState, why: str, now_ms: int, rules: VolumeRules)
 def after_forgetting(state: FactorState, broker: str, now_ms: int, rules: VolumeRules) -> FactorState:
     """The state without the volumes of a broker, which left the cluster.
 
-    The last observation is judged again, as it would have been without them. Nothing is observed, so no
-    validity begins anew.
+    The last observation is judged again without them. Nothing is observed, so no validity begins anew.
 
     Raises:
         UnknownBrokerError: no volume of this broker is known.
@@ -306,7 +305,7 @@ def missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> int:
 
 
 def after_missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> FactorState:
-    """The state after the observations that were due and did not arrive; each counts as failed.
+    """The state after the missed pushes, each of which counts as a failed observation.
 
     A volume that is known to violate renews the validity of the factor, even in a failed observation. The
     result depends only on how many observations were missed, not on the exact time.
@@ -337,7 +336,7 @@ def hold_ms(next_check_ms: int | None, now_ms: int, rules: VolumeRules) -> int:
 
 
 def scaled_quota(quota: Quota, factor: float) -> Quota:
-    """A produce quota under a factor above 0, which multiplies its limit unless that is 0.
+    """A produce quota with its limit multiplied by a factor above 0; a limit of 0 stays.
 
     A token bucket keeps its tokens and refills more slowly.
     """
@@ -400,13 +399,13 @@ def _stays(known: KnownVolume, seen: Observation, now_ms: int, rules: VolumeRule
 def _unrenewed(
     volumes: Iterable[KnownVolume], reported: Collection[tuple[str, str]], now_ms: int, rules: VolumeRules
 ) -> Iterator[str]:
-    """A text that names the volumes that no push has renewed within their validity; none without them."""
+    """A text about the volumes that no push has renewed within their validity; none without them."""
     old = [v for v in volumes if not v.is_valid(now_ms, rules) and (v.broker, v.dir) not in reported]
     return _named("not renewed within the validity", old)
 
 
 def _named(fault: str, volumes: Sequence[Volume | KnownVolume]) -> Iterator[str]:
-    """A text that says which volumes have a fault; none without volumes."""
+    """A text that names the volumes with a fault; none without volumes."""
     if volumes:
         places = ", ".join(f"{v.dir} of broker {v.broker}" for v in volumes[:NAMED_AT_MOST])
         more = f", and {len(volumes) - NAMED_AT_MOST} more" if len(volumes) > NAMED_AT_MOST else ""

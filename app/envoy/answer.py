@@ -18,7 +18,7 @@ OVER_LIMIT: Final = RateLimitResponse.OVER_LIMIT
 Status = RateLimitResponse.DescriptorStatus
 
 MOST: Final = 2**32 - 1
-"""The largest number of a status; what is more is said as this."""
+"""The largest number in a status; larger numbers are reported as this one."""
 UNITS: Final = {
     1: RateLimitResponse.RateLimit.SECOND,
     60: RateLimitResponse.RateLimit.MINUTE,
@@ -35,20 +35,20 @@ def response(decision: Decision, parts: Sequence[PlannedAsk | None]) -> RateLimi
     """Return the answer to a request.
 
     Args:
-        parts: what the quotas of each descriptor say; None for one that names nothing to limit.
+        parts: the decided ask of each descriptor; None for one that names nothing to limit.
     """
     if decision.decision == "admit":
         return RateLimitResponse(overall_code=OK, statuses=map(_status, parts))
-    refused, its_decision = _deciding(decision, filter(None, parts))
+    refused, part_decision = _deciding(decision, filter(None, parts))
     return RateLimitResponse(
         overall_code=OVER_LIMIT,
         statuses=map(_status, parts),
         response_headers_to_add=[
             HeaderValue(key=name.decode(), value=value.decode())
             for name, value in decision_fields(
-                its_decision,
+                part_decision,
                 refused.charges,
-                [verdict.remaining for verdict in its_decision.quotas or ()],
+                [verdict.remaining for verdict in part_decision.quotas or ()],
             )
         ],
     )
@@ -57,8 +57,8 @@ def response(decision: Decision, parts: Sequence[PlannedAsk | None]) -> RateLimi
 def _deciding(decision: Decision, parts: Iterable[PlannedAsk]) -> tuple[PlannedAsk, Decision]:
     """Return the first part with the outcome and the wait of the whole, and its decision."""
     whole = decision.decision, decision.throttle_ms
-    its = ((part, part.decision) for part in parts if part.decision is not None)
-    return next(each for each in its if (each[1].decision, each[1].throttle_ms) == whole)
+    decided_parts = ((part, part.decision) for part in parts if part.decision is not None)
+    return next(each for each in decided_parts if (each[1].decision, each[1].throttle_ms) == whole)
 
 
 def _status(part: PlannedAsk | None) -> Status:
@@ -85,7 +85,7 @@ def _status(part: PlannedAsk | None) -> Status:
 def _shown(judged: Sequence[tuple[Verdict, Charge]], *, is_over: bool) -> tuple[Verdict, Charge] | None:
     """Return the verdict that a status is about: the one that refuses longest, or that has the least left.
 
-    What is left is unknown without the store; then this returns None.
+    For an admitted request without the store it returns None: the units left are unknown.
     """
     binding = [each for each in judged if not each[0].shadow] or judged
     if is_over:

@@ -1,4 +1,4 @@
-"""A bounded set of what callers hold in the process; at the bound, the largest holder gives way."""
+"""A bounded set of the items that callers hold; at the bound, the largest holder loses one."""
 
 from __future__ import annotations
 

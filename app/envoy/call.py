@@ -15,13 +15,13 @@ from app.admission.errors import OverloadedError
 from app.envoy.bounded import BoundedBySource
 from app.envoy.http2 import Headers, Http2Connection, Http2Stream
 from app.http.head import AUTHORIZATION, RequestHead
-from app.http.intake import Intake
+from app.http.server.intake import Intake
 
 MAX_BODY: Final = 512 * 1024
-"""The largest request in bytes: a header of a visitor, of which Envoy takes 60 KiB, in eight descriptors."""
+"""The largest request in bytes: eight descriptors, each with the longest header that Envoy takes, 60 KiB."""
 MAX_UNFINISHED: Final = 8_192
-"""How many incomplete requests the process holds. At each of these bounds, a newcomer takes the place of the
-oldest one of the address that has most."""
+"""How many incomplete requests the process holds. At each of these bounds, a newcomer evicts the oldest one
+of the address with the most."""
 MAX_CALLS: Final = 8_192
 """How many calls may be in the process at a time."""
 MAX_WATCHES: Final = 1_024
@@ -183,7 +183,7 @@ class GrpcCall(Http2Stream):
     # Events of the stream
 
     def opened(self, headers: Headers) -> None:
-        """Find the method, and take what the call needs of its head."""
+        """Find the method, and read the header fields that the call needs."""
         self._limits.unfinished.add(self.connection.source, self)
         method = path = kind = encoding = b""
         timeout: bytes | None = None

@@ -1,6 +1,6 @@
 """YAML as go-yaml 2 reads it for envoyproxy/ratelimit: numbers, booleans, nulls, merge keys, aliases.
 
-Nodes keep how a value was spelled, since a field of text takes ``010`` and ``true`` as they are spelled.
+Nodes keep how a value was spelled, since a field of text takes ``010`` and ``true`` literally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 MAX_DEPTH: Final = 256
 """The deepest nesting of a document, aliases followed."""
 MAX_ALIASED: Final = 4_000_000
-"""The most characters that the aliases of a document expand to; a node counts as 16 more."""
+"""The most characters that the aliases of a document expand to; each node costs 16 extra."""
 
 INTEGERS: Final = range(-(2**63), 2**63)
 """The whole numbers; larger ones are fractions."""
@@ -43,7 +43,7 @@ _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 class GoYamlError(ValueError):
-    """A text is not YAML, or a kind of it that is not read; the message says why."""
+    """A text is not YAML, or uses YAML that is not read here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +93,10 @@ def documents(source: str | bytes) -> list[Node]:
 
 
 def value_of(scalar: Scalar) -> Value:
-    """Return the value of a scalar in a place that may have any.
+    """Return the value of a scalar in a place for values of any type.
 
     Raises:
-        GoYamlError: it is not of the kind that its tag says.
+        GoYamlError: it does not fit its tag.
     """
     if scalar.tag == f"{_TAGS}binary":
         try:
@@ -136,12 +136,12 @@ def plain_value(text: str) -> Value:
 
 
 def is_null(node: Node | None) -> bool:
-    """Whether there is nothing."""
+    """Whether a node is absent or null."""
     return node is None or (isinstance(node, Scalar) and value_of(node) is None)
 
 
 def text_of(scalar: Scalar) -> str:
-    """Return a scalar in a place for text: empty for a null, else as it is spelled."""
+    """Return a scalar in a place for text: empty for a null, else its spelling."""
     value = value_of(scalar)
     if value is None:
         return ""
@@ -149,10 +149,10 @@ def text_of(scalar: Scalar) -> str:
 
 
 def named(mapping: Pairs, structures: Sequence[str] = ()) -> dict[str, Node]:
-    """Return the fields of a mapping: the last one counts, also if it comes by ``<<``.
+    """Return the fields of a mapping; the last of equal names counts, also one merged by ``<<``.
 
     Args:
-        structures: the fields that hold fields; a further mapping changes only what it names.
+        structures: the fields that hold mappings; a repeated one changes only the fields that it names.
 
     Raises:
         GoYamlError: a name is no text, or ``<<`` is not followed by mappings.
@@ -168,7 +168,7 @@ def named(mapping: Pairs, structures: Sequence[str] = ()) -> dict[str, Node]:
 
 
 def fields_of(node: Node | None) -> dict[str, Node]:
-    """Return the fields of a mapping; none of anything else.
+    """Return the fields of a mapping; empty for any other node.
 
     Raises:
         GoYamlError: as for ``named``.
@@ -197,7 +197,7 @@ def _flat(mapping: Pairs) -> Iterator[tuple[str, Node]]:
 
 @dataclass(slots=True, eq=False)
 class _Size:
-    """The size of a node, as ``MAX_ALIASED`` counts it: in all, and what only aliases make; and its depth."""
+    """The size of a node in the units of ``MAX_ALIASED``, the part of it due to aliases, and its depth."""
 
     whole: int
     aliased: int = 0
@@ -207,7 +207,7 @@ class _Size:
         """Add a child.
 
         Raises:
-            GoYamlError: it is too much.
+            GoYamlError: the node is too large or too deep.
         """
         self.whole += child.whole
         self.aliased += child.whole if is_alias else child.aliased
@@ -252,8 +252,8 @@ class _Composer:
     def _children(self, events: Iterator[yaml.Event], size: _Size, depth: int) -> Iterator[Node]:
         """Yield the nodes of a list or a mapping, and add them to its size."""
         while not isinstance(event := next(events), yaml.CollectionEndEvent):
-            child, its = self._next(events, event, depth)
-            size.grow(its, is_alias=isinstance(event, yaml.AliasEvent))
+            child, child_size = self._next(events, event, depth)
+            size.grow(child_size, is_alias=isinstance(event, yaml.AliasEvent))
             yield child
 
     def _aliased(self, alias: yaml.AliasEvent) -> tuple[Node, _Size]:

@@ -28,9 +28,9 @@ from hpack import Decoder, HeaderTuple, HPACKDecodingError
 from hyperframe.frame import GoAwayFrame
 
 from app.admission.errors import OverloadedError
-from app.http.connections import UNREAD_S, ClientConnection
-from app.http.intake import Intake
-from app.http.parsing import ParsingTurns
+from app.http.server.connections import UNREAD_S, ClientConnection
+from app.http.server.intake import Intake
+from app.http.server.parsing import ParsingTurns
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_STREAMS: Final = 128
@@ -38,8 +38,8 @@ MAX_STREAMS: Final = 128
 MAX_FRAME: Final = 16_384
 """Bytes of a frame, without its head; HTTP/2 allows no smaller bound."""
 MAX_HEADER_LIST: Final = 65_536
-"""Bytes of a header list, both as HTTP/2 counts them and encoded. Envoy adds the trace state of a visitor, of
-whose headers it takes 60 KiB; above the bound, all calls of the connection end."""
+"""Bytes of a header list, both as HTTP/2 counts them and encoded. Envoy adds a visitor's
+trace state, and takes headers of up to 60 KiB; above the bound, all calls of the connection end."""
 TABLE_SIZE_UPDATES: Final = 2
 """How often a header block may change the size of the compression table (RFC 7541, 4.2)."""
 MAX_CLOSED: Final = 128
@@ -195,7 +195,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     LINGER_S: ClassVar[float] = 1.0
     """How long the connection stays open after the last byte was sent, so that the peer can read it."""
     BUFFER: ClassVar = bytearray(READ)
-    """Where each read goes, of all connections; its bytes are copied before the next one."""
+    """The read buffer of all connections; its bytes are copied out before the next read."""
 
     def __init__(
         self,
@@ -247,11 +247,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._frames_at = self._loop.time()
 
     def get_buffer(self, _sizehint: int) -> bytearray:
-        """Return where the next read goes."""
+        """Return the buffer for the next read."""
         return self.BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what arrived, and wait for the turn to parse it."""
+        """Take the bytes received, and wait for the turn to parse them."""
         if self._is_ending:
             self._discard(nbytes)
             return
@@ -418,7 +418,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Take the next frame from the unparsed bytes; None if it is not complete.
 
         Raises:
-            BrokenBoundError: it breaks a bound, or what came is not HTTP/2.
+            BrokenBoundError: the frame breaks a bound, or the bytes are not HTTP/2.
         """
         unparsed = self._unparsed
         if self._state is None:
@@ -465,7 +465,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 raise BrokenBoundError(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def _count_partial(self, size: int) -> None:
-        """Count the bytes of an incomplete frame, in place of those that were counted before.
+        """Count the bytes of an incomplete frame, in place of those counted before.
 
         Raises:
             OverloadedError: the caller, or the node, has too many waiting bytes.
@@ -528,7 +528,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         assert self._state is not None
         encoder = self._state.encoder
         encoder.header_table_size = min(encoder.header_table_size, TABLE)
-        if changes := encoder.table_size_changes:  # the smallest and the last are what the peer must know
+        if changes := encoder.table_size_changes:  # the peer needs to know only the smallest and the last
             encoder.table_size_changes = [min(changes), changes[-1]]
         self._on_window(_event)
 
@@ -562,7 +562,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._close(stream)
 
     def send_unsent(self, stream: Http2Stream) -> None:
-        """Send what the peer takes of an answer, and the trailers after the rest."""
+        """Send as much of an answer as the peer takes, and the trailers after all of it."""
         state = self._state
         assert state is not None
         unsent = stream.unsent
@@ -590,7 +590,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._wait_until(stream.due)
 
     def flush(self) -> None:
-        """Write what h2 has made."""
+        """Write the bytes that h2 has produced."""
         if self._state is not None and (data := self._state.data_to_send()) and not self._is_ending:
             self.transport.write(data)
 
@@ -631,7 +631,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     def _wait_until(self, due: float) -> None:
-        """Set the timer, unless it runs out before."""
+        """Set the timer, unless it runs out earlier anyway."""
         if self._timer is not None:
             if self._timer.when() <= due:
                 return
@@ -639,7 +639,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
-        """End what made no progress in time."""
+        """End requests, frames and answers that made no progress in time."""
         self._timer = None
         if self._is_ending:
             return
@@ -691,7 +691,7 @@ _ADVERTISED: Final = Settings(
 )
 _LOCAL: Final = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: LAST_STREAM})
 """h2 closes the connection for one stream too many, even if the peer has not read the settings yet. With this
-bound it does not, and such a stream alone is refused. Both never change, so all connections share them."""
+bound only the extra stream is refused. Both settings never change, so all connections share them."""
 _HANDLED: Final[dict[type[Event], Callable[[Http2Connection, Any], None]]] = {
     RequestReceived: Http2Connection._on_request,  # noqa: SLF001
     DataReceived: Http2Connection._on_data,  # noqa: SLF001

@@ -1,10 +1,10 @@
-"""The configuration of envoyproxy/ratelimit as quotas and a mapping; what cannot be taken is named.
+"""Imports configurations of envoyproxy/ratelimit as quotas and a mapping, and names the parts left out.
 
 A path of descriptors with a limit becomes a rule of the mapping and a quota with a bucket of its own:
 
 - the principal is the path as configured: the domain, ``key=value`` where a value is set, else the key alone;
-- the client-id is what a request says where the path leaves the value open, one bucket for each; an entry
-  with ``share_threshold`` is no part of it;
+- the client-id joins the request's values of entries whose value the path leaves open, one bucket for each;
+  entries with ``share_threshold`` are not part of it;
 - the quota is set on that principal, or on that principal with ``client-id=*``.
 """
 
@@ -47,7 +47,7 @@ RATES: Final[Mapping[str, tuple[int, int]]] = {
     "hour": (11, 360_000),
     "day": (25, 3_600_000),
 }
-"""Samples and their length by unit: all but one of them are the unit. Longer units are token buckets."""
+"""Samples and their length by unit: all samples but one make up the unit. Longer units are token buckets."""
 SECONDS: Final[Mapping[str, int]] = {
     "second": 1,
     "minute": 60,
@@ -75,11 +75,11 @@ _RATE_LIMIT: Final = {"unit", "requests_per_unit", "unlimited", "name", "replace
 _HARMLESS: Final = {*_FOR_METRICS, "name", "metadata"}
 _KNOWN: Final = _ROOT | _DESCRIPTOR | _RATE_LIMIT
 _ANCHORS: Final = ("x-", ".")
-"""How keys begin whose only purpose is to hold anchors."""
+"""The prefixes of keys that only hold anchors."""
 _REFUSED: Final = "envoyproxy/ratelimit refuses the file"
 
 Effect = Literal["looser", "stricter", "same"]
-"""How the result is next to the original, or next to what a file means that the original refuses."""
+"""The result compared with the original, or with the intent of a file that the original refuses."""
 
 
 class EnvoyConfigurationError(ValueError):
@@ -87,11 +87,11 @@ class EnvoyConfigurationError(ValueError):
 
 
 class ImportedRow(NamedTuple):
-    """A path that was taken.
+    """An imported path.
 
     Attributes:
         limit: as configured, such as ``5/day``, or ``unlimited``.
-        entity: what the quota is set on; empty without one.
+        entity: the entity of the quota; empty without one.
     """
 
     domain: str
@@ -102,7 +102,7 @@ class ImportedRow(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Something that was not taken as it is, and why."""
+    """A part that was left out or changed, and the reason."""
 
     domain: str
     path: str
@@ -113,7 +113,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(slots=True)
 class EnvoyImport:
-    """What an import makes of files.
+    """An import of files, and its result.
 
     Attributes:
         merge_domains: whether a domain that comes again adds to the first, as with MERGE_DOMAIN_CONFIG.
@@ -152,7 +152,7 @@ class EnvoyImport:
             raise EnvoyConfigurationError(str(error)) from None
 
     def mapping(self) -> dict[str, Any]:
-        """Return the mapping as a file has it."""
+        """Return the mapping in the form of a file."""
         return {
             "domains": {
                 domain: {"descriptors": [rule.written() for rule in rules]}
@@ -210,7 +210,7 @@ class EnvoyImport:
             self._descriptor(domain, path, fields)
 
     def _note_unknown(self, domain: str, path: str, names: AbstractSet[str]) -> None:
-        """Note the fields that a mapping does not have; the original takes those that another one has."""
+        """Note fields that do not belong in a mapping; the original takes those of another one."""
         for name in sorted(names - _HARMLESS):
             if name in _KNOWN:
                 self._leave_out(domain, path, name, "has no effect here, nor in envoyproxy/ratelimit", "same")
@@ -219,7 +219,7 @@ class EnvoyImport:
                 self._leave_out(domain, path, name, f"is unknown; {_REFUSED}", effect)
 
     def _note_text(self, domain: str, path: tuple[Pattern, ...], name: str, sent: Scalar | None) -> None:
-        """Note a key or a value that the original does not take as text, or takes as more than a text."""
+        """Note a key or a value that the original does not take as text, or takes as a pattern."""
         value = None if sent is None else value_of(sent)
         if isinstance(value, float):
             why = "without quotation marks it is a number that envoyproxy/ratelimit refuses; here it is text"
@@ -251,7 +251,7 @@ class EnvoyImport:
             self._leave_out(domain, place, "rate_limit", why, "looser")
             rules.append(DescriptorRule(path))
         self._descriptors(domain, path, fields.get("descriptors"))
-        if len(rules) == before:  # it is there so that nothing wider applies
+        if len(rules) == before:  # it only exempts its requests from wider rules
             rules.append(DescriptorRule(path))
             self.rows.append(ImportedRow(domain, place, "unlimited", shadow=False, entity=""))
 
@@ -279,7 +279,7 @@ class EnvoyImport:
     def _limited(
         self, domain: str, path: tuple[Pattern, ...], limit: Mapping[str, Node], *, is_shadow: bool
     ) -> DescriptorRule:
-        """Return the rule of a path with a limit, and note its quota; unlimited if that is wrong."""
+        """Return the rule of a path with a limit, and note its quota; unlimited if the limit is invalid."""
         place = _shown(path)
         self._note_unknown(domain, place, limit.keys() - _RATE_LIMIT)
         if not is_null(limit.get("replaces")):
@@ -318,7 +318,7 @@ class EnvoyImport:
         self._leave_out(domain, place, "replaces", why, "stricter")
 
     def _number(self, domain: str, place: str, sent: Node | None) -> int | None:
-        """Return how many requests a limit lets pass; None if that is wrong, which is noted."""
+        """Return how many requests a limit lets pass; None, and a note, if the number is invalid."""
         must = f"requests_per_unit must be a whole number up to {MAX_LIMIT}"
         value = value_of(sent) if isinstance(sent, Scalar) else None
         if is_null(sent):
@@ -338,7 +338,7 @@ class EnvoyImport:
 
 
 def _rate(number: int, unit: str) -> dict[str, Any]:
-    """Return a request rate of so many in a unit, which may come at once."""
+    """Return a request rate of ``number`` per unit, all of which may come at once."""
     limit = number / SECONDS[unit]
     if unit in RATES:
         samples, sample_ms = RATES[unit]

@@ -26,7 +26,7 @@ _AS_BASE64: Final = {"ConfigMap": "binaryData", "Secret": "data"}
 
 
 class Configuration(NamedTuple):
-    """A configuration, and the beginning of a message about it: the key of the ConfigMap that holds it."""
+    """A configuration, and a prefix for messages about it: the key of the ConfigMap that holds it."""
 
     place: str
     root: Node
@@ -45,7 +45,7 @@ class Unread(NamedTuple):
 
 
 class Manifests:
-    """Finds configurations in documents, and collects what has none."""
+    """Finds configurations in documents, and collects the parts without one."""
 
     def __init__(self) -> None:
         self.unread: list[Unread] = []
@@ -104,7 +104,7 @@ def _content(sent: Node, *, is_base64: bool) -> str | bytes:
 
 
 def _of_kind(item: Node, kind: str) -> Node:
-    """Return an item of a list; those of a list of one kind may leave that out."""
+    """Return an item of a list; items of a list of one kind may omit the kind."""
     if not kind or not isinstance(item, Pairs):
         return item
     return Pairs([(Scalar("apiVersion"), Scalar("v1")), (Scalar("kind"), Scalar(kind)), *item.pairs])

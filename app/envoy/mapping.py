@@ -1,4 +1,4 @@
-"""Which principal, client-id and so on a descriptor of Envoy names: by its own entries, and by a file.
+"""The names in a descriptor of Envoy (principal, client-id and so on): by its own entries, and by a file.
 
 Entries ``principal``, ``client_id``, ``remote_address``, ``broker``, ``listener`` and ``usage`` mean what
 they say. ``QUOTAGATE_ENVOY_MAPPING`` names a YAML file that says, for each domain, either of two things::
@@ -54,7 +54,7 @@ class MappingError(ValueError):
 
 
 class UnusableDescriptorError(ValueError):
-    """A descriptor names nothing, as one of its entries cannot be; ``reason`` is the label of the metric."""
+    """A descriptor names nothing, as one of its entries is invalid; ``reason`` is the label of the metric."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -62,11 +62,11 @@ class UnusableDescriptorError(ValueError):
 
 
 class Names(NamedTuple):
-    """What a descriptor names; addresses and names are as they were sent.
+    """The names in a descriptor; addresses and names are spelled as sent.
 
     Attributes:
-        usage: the field of usage that its hits are.
-        is_ambiguous: whether an entry that means what it says came more than once.
+        usage: the usage field that its hits count for.
+        is_ambiguous: whether an entry such as ``principal`` came more than once.
     """
 
     principal: str | None = None
@@ -87,11 +87,11 @@ NOTHING: Final = Names()
 
 
 class Pattern(NamedTuple):
-    """An entry that is looked for.
+    """A pattern of entries.
 
     Attributes:
         value: None for any value; each ``*`` in it matches any text, also none.
-        is_shared: whether all values that fit have one bucket: it joins no client-id.
+        is_shared: whether all matching values share one bucket: the entry joins no client-id.
     """
 
     key: str
@@ -100,15 +100,15 @@ class Pattern(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether more than one value fits."""
+        """Whether more than one value matches."""
         return self.value is None or "*" in self.value
 
     def fits(self, key: str, value: str) -> bool:
-        """Whether an entry is one of these."""
+        """Whether an entry matches."""
         return key == self.key and (self.value is None or _fits(self.value.split("*"), value))
 
     def written(self) -> str | dict[str, str | bool]:
-        """Return it as a file has it."""
+        """Return it in the form of a file."""
         if self.value is None and not self.is_shared:
             return self.key
         found: dict[str, str | bool] = {"key": self.key}
@@ -118,7 +118,7 @@ class Pattern(NamedTuple):
 
 
 class DescriptorRule(NamedTuple):
-    """What the descriptors with these entries, in this order and no others, name.
+    """The names for descriptors with these entries, in this order and no others.
 
     Attributes:
         principal: None if such descriptors are unlimited.
@@ -131,7 +131,7 @@ class DescriptorRule(NamedTuple):
     usage: str = "requests"
 
     def names(self, entries: Entries) -> Names:
-        """Return what a descriptor that fits names."""
+        """Return the names for a matching descriptor."""
         if self.principal is None:
             return NOTHING
         theirs = (
@@ -142,7 +142,7 @@ class DescriptorRule(NamedTuple):
         return Names(self.principal, _joined(theirs), usage=self.usage)
 
     def written(self) -> dict[str, Any]:
-        """Return it as a file has it."""
+        """Return it in the form of a file."""
         found: dict[str, Any] = {"entries": [pattern.written() for pattern in self.entries]}
         if self.principal is None:
             return found | {"unlimited": True}
@@ -154,7 +154,7 @@ class DescriptorRule(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """A place in the tree of rules: what may follow, by the value as written, by ``*``, by the key."""
+    """A node in the tree of rules: its children by the value as written, by ``*``, and by the key."""
 
     exact: dict[tuple[str, str], _Node] = field(default_factory=dict)
     wildcards: dict[str, list[tuple[Sequence[str], _Node]]] = field(default_factory=dict)
@@ -174,13 +174,13 @@ class _Node:
         return found
 
     def next(self, key: str, value: str) -> _Node | None:
-        """Return the node for an entry: its value, else the first ``*`` that fits, else its key.
+        """Return the child for an entry: by its value, else by the first ``*`` that matches, else by its key.
 
-        There is no way back to another one.
+        There is no backtracking.
         """
         found = self.exact.get((key, value))
         if found is None and key in self.wildcards:
-            found = next((its for parts, its in self.wildcards[key] if _fits(parts, value)), None)
+            found = next((node for parts, node in self.wildcards[key] if _fits(parts, value)), None)
         return self.keys.get(key) if found is None else found
 
 
@@ -192,7 +192,7 @@ class JoinedEntries:
         self._client_id = tuple(client_id)
 
     def names(self, entries: Entries) -> Names:
-        """Return what a descriptor names; an entry that means what it says goes before joined ones."""
+        """Return the names in a descriptor; entries such as ``principal`` go before joined ones."""
         own = own_names(entries)
         if own.principal is None:
             own = own._replace(principal=_joined(_found(self._principal, entries)))
@@ -202,7 +202,7 @@ class JoinedEntries:
 
 
 class RuleTree:
-    """A domain that says what each descriptor names; a descriptor without a rule names nothing."""
+    """A domain with rules for its descriptors; a descriptor without a rule names nothing."""
 
     def __init__(self, rules: Sequence[DescriptorRule]) -> None:
         self._root = _Node()
@@ -215,7 +215,7 @@ class RuleTree:
             node.rule = rule
 
     def names(self, entries: Entries) -> Names:
-        """Return what a descriptor names."""
+        """Return the names for a descriptor."""
         node: _Node | None = self._root
         for key, value in entries:
             node = node.next(key, value) if node is not None else None
@@ -229,13 +229,13 @@ class DescriptorMapping:
         self._domains = dict(domains or {})
 
     def names(self, domain: str, entries: Entries) -> Names:
-        """Return what a descriptor of a domain names.
+        """Return the names for a descriptor of a domain.
 
         Raises:
-            UnusableDescriptorError: one of its entries says what cannot be.
+            UnusableDescriptorError: one of its entries is invalid.
         """
-        its = self._domains.get(domain)
-        return own_names(entries) if its is None else its.names(entries)
+        domain_mapping = self._domains.get(domain)
+        return own_names(entries) if domain_mapping is None else domain_mapping.names(entries)
 
     @classmethod
     def read(cls, text: str) -> DescriptorMapping:
@@ -334,7 +334,7 @@ def _joined(entries: Iterator[tuple[str, str]]) -> str | None:
 
 
 def _found(patterns: Sequence[Pattern], entries: Entries) -> Iterator[tuple[str, str]]:
-    """Yield the entries that are looked for, in the order of the patterns."""
+    """Yield the matching entries, in the order of the patterns."""
     for pattern in patterns:
         for key, value in entries:
             if pattern.fits(key, value):
@@ -346,7 +346,7 @@ def _shown(patterns: Sequence[Pattern]) -> str:
 
 
 class _MappingReader:
-    """Reads one file, and collects what is wrong with it."""
+    """Reads one file, and collects its faults."""
 
     def __init__(self) -> None:
         self._faults: list[str] = []
@@ -355,9 +355,9 @@ class _MappingReader:
         if not isinstance(sent, dict) or sent.keys() != {"domains"} or not isinstance(sent["domains"], dict):
             raise MappingError("must be a mapping with the one key domains, a mapping of domains")
         domains: dict[str, JoinedEntries | RuleTree] = {}
-        for domain, its in sent["domains"].items():
+        for domain, content in sent["domains"].items():
             with self._collected(f"domains/{domain}"):
-                domains[domain] = self._domain(f"domains/{domain}", its)
+                domains[domain] = self._domain(f"domains/{domain}", content)
         if self._faults:
             raise MappingError("\n".join(self._faults))
         return DescriptorMapping(domains)
@@ -412,21 +412,21 @@ def _rule(sent: object) -> DescriptorRule:
 def _patterns(
     name: str, sent: object, taken: Sequence[str] = (), *, may_share: bool = False
 ) -> list[Pattern]:
-    """Read a list of entries; the keys that are taken join nothing."""
+    """Read a list of entries; keys in ``taken`` are refused."""
     fields = {"key", "value", "shared"} if may_share else {"key", "value"}
     if not isinstance(sent, list):
         raise MappingError(f"{name} must be a list of entries")
     found = []
     for each in sent:
-        its = each if isinstance(each, dict) else {"key": each}
-        key, value = its.get("key"), its.get("value")
-        if not (its.keys() <= fields and isinstance(key, str) and key):
+        entry = each if isinstance(each, dict) else {"key": each}
+        key, value = entry.get("key"), entry.get("value")
+        if not (entry.keys() <= fields and isinstance(key, str) and key):
             raise MappingError(f"{name} must have keys, or mappings of {', '.join(sorted(fields))}")
         if not (value is None or isinstance(value, str)):
             raise MappingError(f"{name}: the value of {key} must be text")
         if key in taken:
             raise MappingError(f"{name}: {key} means what it says, and joins nothing")
-        shared = its.get("shared", _FALSE[0])
+        shared = entry.get("shared", _FALSE[0])
         if shared not in (*_TRUE, *_FALSE):
             raise MappingError(f"{name}: shared of {key} must be true or false")
         found.append(Pattern(key, value, shared in _TRUE))

@@ -1,4 +1,4 @@
-"""Names of any bytes as valid names."""
+"""Turns names of any bytes into valid names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _IS_SPELLED: Final = re.compile(f"[%{_REFUSED}]")
 
 
 def valid_name(sent: str | None) -> str | None:
-    r"""Return a valid name for one that may be any bytes: a valid name is itself.
+    r"""Return a valid name for a name of any bytes; a valid name stays the same.
 
-    In other names each byte that is not UTF-8, control character and percent sign is spelled ``%XX``. A name
-    that is longer than 512 bytes then is the digest of the bytes that were sent. A valid name of that very
+    In other names bytes that are not UTF-8, control characters and percent signs are spelled ``%XX``. If the
+    result is longer than 512 bytes, a digest of the sent bytes replaces it. A valid name with the same
     spelling is counted in the same bucket, which never admits more.
 
     >>> valid_name("50% \u00e4"), valid_name("50%\t"), valid_name(b"jos\xe9".decode(errors="surrogateescape"))

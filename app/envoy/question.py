@@ -1,7 +1,7 @@
 """A request of Envoy as asks: one for each descriptor that names something to limit.
 
-Visitors choose some of the values. So no descriptor makes a request invalid: the parts of it that cannot be
-used are left out and counted, and everything else binds.
+Visitors choose some of the values. So a descriptor never makes a request invalid: its unusable parts are left
+out and counted, and everything else applies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.envoy.protos.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest
 from app.http.wire import read_address
 
 MAX_DESCRIPTORS: Final = 32
-"""The most descriptors of a request: the store charges its buckets in one step, for which others wait."""
+"""The most descriptors of a request: the store charges its buckets in one step, and other asks wait."""
 MAX_ENTRIES: Final = 32
 """The most entries of a descriptor."""
 
@@ -116,7 +116,7 @@ class QuestionReader:
         return min(hits, MAX_EXACT)
 
     def _address(self, sent: str) -> str | None:
-        """Return an address as an ip is spelled, without its zone; None if it is no address."""
+        """Return an address in normal spelling, without its zone; None if it is no address."""
         try:
             return read_address(sent.partition("%")[0])
         except EntityError:

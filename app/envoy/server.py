@@ -26,12 +26,12 @@ from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
 from app.envoy.question import InvalidRequestError, QuestionReader
-from app.http.access import Access
-from app.http.connections import ClientConnection
-from app.http.intake import Intake
-from app.http.parsing import ParsingTurns
+from app.http.access.access import Access
 from app.http.peer import name_of
 from app.http.problems import ProblemError, shortened
+from app.http.server.connections import ClientConnection
+from app.http.server.intake import Intake
+from app.http.server.parsing import ParsingTurns
 
 SERVICE: Final = "envoy.service.ratelimit.v3.RateLimitService"
 METHOD: Final = f"/{SERVICE}/ShouldRateLimit"
@@ -40,7 +40,7 @@ HEALTH: Final = "grpc.health.v1.Health"
 WITHIN_S: Final = 0.3
 """How long a request may wait in this node, as for a check: meanwhile Envoy holds a client's request."""
 LOOK_EVERY_S: Final = 0.25
-"""How often the health of the process is looked at for those who watch it."""
+"""How often the health of the process is checked for its watchers."""
 
 LARGE: Final = 32 * 1024
 """A request with more bytes is read in a step for each descriptor."""
@@ -56,7 +56,7 @@ class RateLimitService:
     """Answers Envoy's requests.
 
     Args:
-        admission: under the caller's clock a ``CallerClock``, whose newest time is that of the asks.
+        admission: under the caller's clock a ``CallerClock``, whose newest time the asks get.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class RateLimitService:
         return RateLimitResponse(overall_code=OVER_LIMIT).SerializeToString()
 
     async def _read(self, body: bytes) -> Sequence[Ask | None]:
-        """Return the ask of each descriptor; other work goes on between those of a large request.
+        """Return the ask of each descriptor; other work runs between the descriptors of a large request.
 
         Raises:
             InvalidRequestError: as for ``QuestionReader.read``.
@@ -135,10 +135,10 @@ class RateLimitService:
             (one,) = await self._admission.decide(asks, caller, within_s)
             assert one.decision is not None
             return one.decision, (one,)
-        return await self._admission.decide_together(asks, caller, within_s)
+        return await self._admission.decide_atomically(asks, caller, within_s)
 
     def _caller(self, call: GrpcCall, came_at: float) -> tuple[Caller, Callable[[Ask, str], Ask]]:
-        """Return who calls, and what returns an ask as this caller may ask it.
+        """Return the caller, and a function that confines an ask to its bounds.
 
         Raises:
             ProblemError: it may not ask for decisions.
@@ -177,7 +177,7 @@ class HealthService:
         self._change()
 
     def end(self) -> None:
-        """End the calls of those who watch."""
+        """End the calls of the watchers."""
         self._is_over = True
         self._change()
 
@@ -193,7 +193,7 @@ class HealthService:
         return HealthCheckResponse(status=status).SerializeToString()
 
     async def watch(self, call: GrpcCall, body: bytes) -> None:
-        """Answer now, and whenever it changes."""
+        """Answer now, and whenever the health changes."""
         service = _service(body)
         call.release()
         last = None
@@ -215,7 +215,7 @@ class HealthService:
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:
-        """Look for a change; one timer serves all who watch."""
+        """Look for a change; one timer serves all watchers."""
         self._timer = None
         if self._is_ready() != self._was_ready:
             self._change()
@@ -281,7 +281,7 @@ class EnvoyPort:
         """Close all connections: gracefully within so many seconds, then at once."""
         self._is_stopping = True
         self._health.end()
-        await asyncio.sleep(0)  # those who watch get their last answer first
+        await asyncio.sleep(0)  # the watchers get their last answer first
         for connection in tuple(self.connections):
             connection.leave()
         try:

@@ -1,1 +1,1 @@
-"""The wire: what is asked over HTTP, who may ask it, and how it is answered."""
+"""The HTTP wire: requests, access control and answers."""

@@ -25,19 +25,21 @@ from app.admission.port import Decider
 from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
 from app.domain.grant import Grant
 from app.domain.quota_value import pointer
-from app.http import check, console, decisions, documents, health, openapi
-from app.http.access import ADMINISTERED, LEASES, NOBODY, Access, scope_of
-from app.http.check import Check, CheckRoute
+from app.http import console, document
+from app.http.access.access import ADMINISTERED, LEASES, NOBODY, Access, scope_of
 from app.http.check_question import Sources
-from app.http.decisions import BatchRoute, DecisionRoute
 from app.http.head import RequestHead, head_of
-from app.http.health import Readiness
-from app.http.hot import PlainRoute, failure, refuse
-from app.http.hot_protocol import Outbox
-from app.http.intake import BodyBytes, Intake
-from app.http.leases import LeaseRoute, LeaseRoutes
+from app.http.openapi import pages
 from app.http.problems import FieldError, ProblemError, away, overloaded, retry_ms, unprocessable
-from app.http.static import Redirect, StaticPage, Turnstile
+from app.http.routes import check, decisions, health
+from app.http.routes.check import Check, CheckRoute
+from app.http.routes.decisions import BatchRoute, DecisionRoute
+from app.http.routes.health import Readiness
+from app.http.routes.leases import LeaseRoute, LeaseRoutes
+from app.http.server.hot import PlainRoute, failure, refuse
+from app.http.server.hot_protocol import Outbox
+from app.http.server.intake import BodyBytes, Intake
+from app.http.server.static import Redirect, StaticPage, Turnstile
 from app.http.strict import TAKE
 from app.http.wire import Clock
 
@@ -66,7 +68,7 @@ def create_app(
     """Return the application of one process; under the caller's clock ``admission`` is a ``CallerClock``.
 
     Args:
-        intake: the waiting bodies of all callers; also those of Envoy.
+        intake: counts the waiting bodies of all callers, Envoy included.
         leases: grants leases; without it there are no routes of leases.
         time: notes the times of asks for leases, under the caller's clock.
     """
@@ -103,26 +105,26 @@ def administration(
 ) -> FastAPI:
     """Return the FastAPI application; its OpenAPI document also describes the hot routes."""
     api = FastAPI(
-        **openapi.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None
+        **document.ABOUT, version=app.__version__, lifespan=lifespan, redirect_slashes=False, openapi_url=None
     )
     for router in routers:
         api.include_router(router)
     for kind in (ProblemError, OverloadedError, HTTPException, RequestValidationError, Exception):
         api.add_exception_handler(kind, _answer)
-    document = openapi.document_of(api, clock, sources)
-    api.openapi = lambda: document  # type: ignore[method-assign]
+    described = document.document_of(api, clock, sources)
+    api.openapi = lambda: described  # type: ignore[method-assign]
     return api
 
 
 def static_pages(api: FastAPI) -> dict[str, StaticPage]:
     """Return the static content by path."""
-    document = json.dumps(api.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+    written = json.dumps(api.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
     return {
-        documents.OPENAPI: StaticPage(document, "application/json"),
-        **documents.pages(),
+        pages.OPENAPI: StaticPage(written, "application/json"),
+        **pages.pages(),
         console.PATH: console.kept(),
         console.ENTRANCE: console.Entrance(),
-        **{f"{path}/": Redirect(f"..{path}") for path in (console.PATH, documents.SWAGGER, documents.REDOC)},
+        **{f"{path}/": Redirect(f"..{path}") for path in (console.PATH, pages.SWAGGER, pages.REDOC)},
     }
 
 
@@ -139,7 +141,7 @@ class Front:
         handed_over: to be called for each connection that the hot protocol hands over.
         bodies: the waiting bodies of administration. They have bounds of their own, so that callers cannot
             keep administrators out.
-        ready: what the readiness of the process depends on, now.
+        ready: returns the present readiness of the process.
         drained: to be called when the process begins to stop.
         short: to be called with the ``OSError`` when the kernel has no room for a connection.
     """
@@ -249,7 +251,7 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def _problem_of(request: Request, error: Exception) -> ProblemError:
-    """Return an error as a problem; the locations of FastAPI's begin with ``body``, ``path`` or ``query``."""
+    """Return an error as a problem; FastAPI's locations begin with ``body``, ``path`` or ``query``."""
     match error:
         case ProblemError():
             return error

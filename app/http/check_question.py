@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network
@@ -15,9 +15,9 @@ from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.errors import EntityError
 from app.domain.quota import MAX_EXACT
 from app.domain.quota_value import pointer
-from app.http.access import is_in
+from app.http.access.access import is_in
 from app.http.head import HeadFields
-from app.http.problems import FieldError
+from app.http.problems import FieldError, ProblemError
 from app.http.query import parameters
 from app.http.wire import read_address, read_name, wrong_name
 
@@ -106,7 +106,7 @@ class Callers:
 
 
 def rightmost_untrusted(forwarded_for: str, is_trusted: Callable[[str], bool]) -> str | None:
-    """Return the nearest address that is not a trusted proxy's; anyone may have written those before it.
+    """Return the nearest address that is not a trusted proxy's; addresses before it may be forged.
 
     >>> rightmost_untrusted("forged, 203.0.113.9:4711, 10.0.0.2", lambda address: address.startswith("10."))
     '203.0.113.9'
@@ -188,7 +188,7 @@ def _value(name: str, text: str, *, timed: bool) -> int | float | str:
     """Return the value of a parameter.
 
     Raises:
-        ValueError: says what is valid.
+        ValueError: names the valid values.
     """
     if name in COUNTS or (timed and name == "at_ms"):
         return int(_bounded(text, _INTEGER, "an integer"))
@@ -213,3 +213,9 @@ def _bounded(text: str, syntax: re.Pattern[str], kind: str) -> float:
     if number > MAX_EXACT:
         raise ValueError(f"must be at most {MAX_EXACT}")
     return number
+
+
+def invalid(errors: Sequence[FieldError]) -> ProblemError:
+    """Return the 400 that names these parameters and headers."""
+    headers = {"X-Throttle-Ms": "0", "Cache-Control": "no-store"}
+    return ProblemError(400, "The request is invalid: see errors.", errors, headers)

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from app.domain.entity import check_name
 
 PEER: Final = "peer"
-"""Its key in the ``state`` of a scope; absent without a certificate."""
+"""The key of this name in the ``state`` of a scope; absent without a certificate."""
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -39,7 +39,7 @@ def name_of(certificate: Mapping[str, Any]) -> str:
     subject = [field for fields in certificate.get("subject", ()) for field in fields]
     others = certificate.get("subjectAltName", ())
     for kind, names in (("commonName", subject), ("URI", others), ("DNS", others)):
-        found = [name for its_kind, name in names if its_kind == kind]
+        found = [name for name_kind, name in names if name_kind == kind]
         if found:
             return found[0] if len(found) == 1 and check_name(found[0]) is None else ""
     return ""

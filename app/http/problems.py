@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from app.domain import quota_value
-from app.domain.quota_value import pointer
 
 PROBLEM_JSON: Final = "application/problem+json"
 _PHRASES: Final = {413: "Content Too Large", 414: "URI Too Long", 422: "Unprocessable Content"}
@@ -23,11 +22,11 @@ _PHRASES: Final = {413: "Content Too Large", 414: "URI Too Long", 422: "Unproces
 MAX_ERRORS: Final = quota_value.MAX_ERRORS
 """One answer names at most this many errors."""
 MAX_TEXT: Final = 512
-"""Longest field and message in bytes; longer ones are cut, since they may repeat what was sent."""
+"""Longest field and message in bytes; longer ones are cut, since they may repeat the input."""
 
 
 class FieldError(Struct, frozen=True):
-    """What is wrong with one field."""
+    """An error of one field."""
 
     field: Annotated[
         str, Meta(description='A JSON pointer into the body, "" for all of it; /entity is the path.')
@@ -128,51 +127,6 @@ def overloaded(wait_ms: int) -> ProblemError:
 def away(detail: str) -> ProblemError:
     """Return the 503 for a store or catalog that is unreachable and may be back in a second."""
     return ProblemError(503, detail, headers={"Retry-After": "1"})
-
-
-def unknown(sent: Iterable[str], known: Sequence[str], *at: str | int) -> list[FieldError]:
-    """Return an error for each unknown field of the object at this place."""
-    use = ", ".join(known)
-    return [FieldError(pointer(*at, name), f"is unknown: use {use}") for name in sent if name not in known]
-
-
-class Rule(NamedTuple):
-    """What a field of a JSON object must be; ``fault`` returns what is wrong with a value, or None."""
-
-    fault: Callable[[Any], str | None]
-    missing: str | None = "is required"
-
-
-def must(be: str, holds: Callable[[Any], bool]) -> Callable[[Any], str | None]:
-    """Return the ``fault`` of a rule that a predicate checks.
-
-    >>> must("must be a string", lambda value: isinstance(value, str))(5)
-    'must be a string'
-    """
-    return lambda value: None if holds(value) else be
-
-
-def is_whole(value: object, low: int, high: int) -> bool:
-    """Whether a JSON value is an integer in a range; a boolean is not an integer.
-
-    >>> is_whole(5, 1, 9), is_whole(True, 1, 9), is_whole(5.0, 1, 9)
-    (True, False, False)
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def faults(sent: Any, shape: str, rules: Mapping[str, Rule], *at: str | int) -> list[FieldError]:
-    """Return everything that is wrong with the object at this place; ``shape`` is what it must be."""
-    if not isinstance(sent, dict):
-        return [FieldError(pointer(*at), shape)]
-    wrong = unknown(sent, tuple(rules), *at)
-    for name, rule in rules.items():
-        if why := rule.fault(sent[name]) if name in sent else rule.missing:
-            wrong.append(FieldError(pointer(*at, name), why))
-    return wrong
-
-
-FLAG: Final = Rule(must("must be true or false", lambda value: isinstance(value, bool)), missing=None)
 
 
 def unprocessable(*errors: FieldError) -> ProblemError:

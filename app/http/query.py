@@ -43,7 +43,7 @@ class Parameters:
         """Return the value of a parameter that may be given once; None without it, or if it is invalid.
 
         Args:
-            read: parses the value; raises ``ValueError`` that says what is valid.
+            read: parses the value; raises ``ValueError`` that names the valid values.
             blank: an empty value counts as absent, since some clients send None so.
         """
         texts = self.texts(name)
@@ -91,7 +91,7 @@ class Parameters:
 
 
 def parameters(query: bytes, errors: list[FieldError]) -> Iterator[tuple[str, str]]:
-    """Yield names and values, decoded once; adds to ``errors`` those that cannot be decoded."""
+    """Yield names and values, decoded once; adds undecodable ones to ``errors``."""
     for part in filter(None, query.decode("latin-1").replace("+", " ").split("&")):
         spelled, _, text = part.partition("=")
         try:

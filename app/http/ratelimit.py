@@ -27,7 +27,7 @@ def decision_fields(
 def rate_limits(
     charges: Sequence[Charge], remaining: Sequence[float | None], wait_s: int
 ) -> list[tuple[bytes, bytes]]:
-    """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` where the rest is known.
+    """Return ``RateLimit-Policy`` for all quotas that applied, ``RateLimit`` where the units left are known.
 
     If two quotas have one key, the second has the type of its entity in its name: ``request_rate_ip``.
 
@@ -36,12 +36,12 @@ def rate_limits(
     """
     policies, limits, before = [], [], ""
     for charge, rest in zip(charges, remaining, strict=True):
-        its = charge.compiled
-        name = its.quota.key
+        compiled = charge.compiled
+        name = compiled.quota.key
         if name == before:
-            name = f"{name}_{its.entity.partition('=')[0]}"
-        before = its.quota.key
-        units, span_s = its.allowance
+            name = f"{name}_{compiled.entity.partition('=')[0]}"
+        before = compiled.quota.key
+        units, span_s = compiled.allowance
         policies.append(f'"{name}";q={units};w={span_s}')
         if rest is not None:
             limits.append(f'"{name}";r={left(rest)};t={wait_s or span_s}')

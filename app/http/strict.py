@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NoReturn, TypeVar
@@ -14,7 +14,9 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from app.admission.gathering.slices import completed
 from app.domain.quota_value import pointer
+from app.http.faults import faults_in
 from app.http.problems import MAX_ERRORS, FieldError, ProblemError, unprocessable
 from app.http.wire import MAX_BODY, has_lone_surrogate, require_few_values
 
@@ -27,12 +29,13 @@ LARGE: Final = 4 * 1024
 MAX_VALUES: Final = 128 * 1024
 """The most values in a body, by ``require_few_values``: one for each 8 bytes of the largest body."""
 MARKS: Final = b",[{\\"
-"""Also escapes take time here."""
+"""The marks to count: escapes also take time here."""
 MAX_KEYS: Final = 1_000
 """The most keys in an object. All objects here have few; each route names all that are unknown."""
 MAX_DIGITS: Final = 400
 """A longer integer is outside every range, and slow to convert."""
 
+S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
 
@@ -40,34 +43,60 @@ async def read_json(request: Request, *types: str, of: Callable[[Any], T]) -> T:
     """Return a body of one of these media types.
 
     Args:
-        of: makes of the JSON what the route wants, perhaps in a thread; may raise a ``ProblemError``.
+        of: converts the JSON for the route, perhaps in a thread; may raise a ``ProblemError``.
 
     Raises:
-        ProblemError: 415 for another type, 413 for a body that is too large, 400 for what is not JSON
+        ProblemError: 415 for another type, 413 for a body that is too large, 400 if it is not JSON
             (RFC 8259), 422 for a duplicated key in an object; 503 if too many bodies are waiting.
     """
+    return await _read(request, types, lambda body: of(parse(body)))
+
+
+async def read_struct(request: Request, type_: type[S], of: Callable[[S], T]) -> T:
+    """Return a JSON body that has the type of a Struct; otherwise as ``read_json``.
+
+    Args:
+        of: converts the Struct, as in ``read_json``; may raise a ``ProblemError`` for faults that the type
+            does not exclude.
+    """
+    return await _read(request, (JSON,), lambda body: of(_struct(body, type_)))
+
+
+async def _read(request: Request, types: Sequence[str], of: Callable[[bytes], T]) -> T:
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent not in types:
         raise ProblemError(415, f"The body must be sent as Content-Type: {' or '.join(types)}.")
     body = await read_body(request)
     if len(body) < LARGE:
-        return of(parse(body))
-    found = await asyncio.to_thread(_parsed, body, of)
+        return of(body)
+    found = await asyncio.to_thread(_made, body, of)
     if isinstance(found, ProblemError):
         raise found
     return found
 
 
-def _parsed(body: bytes, of: Callable[[Any], T]) -> T | ProblemError:
+def _made(body: bytes, of: Callable[[bytes], T]) -> T | ProblemError:
     """Return the result of ``of`` for a body, or the problem with it.
 
     Freeing a large document takes milliseconds, too, so the problem must not keep it.
     """
     try:
-        return of(parse(body))
+        return of(body)
     except ProblemError as problem:
         problem.__context__ = None
         return problem.with_traceback(None)
+
+
+def _struct(body: bytes, type_: type[S]) -> S:
+    """Return a body as a Struct.
+
+    Raises:
+        ProblemError: as ``parse``; 422 that names the faults by the types of the Struct.
+    """
+    document = parse(body)
+    if faults := completed(faults_in(body, type_)):
+        raise unprocessable(*faults)
+    return msgspec.convert(document, type_)
 
 
 def parse(body: bytes) -> Any:
@@ -151,7 +180,7 @@ async def read_body(request: Request) -> bytes:
 
 
 _Path = tuple["_Path", str | int] | None
-"""The way to a value: that of its container, and its key or place there."""
+"""The path to a value: the path of its container, and its key or index there."""
 
 
 def _duplicates(document: Any) -> Iterator[FieldError]:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 
 from app.admission.answers import ADMITTED, ADMITTED_ALONE
 from app.admission.gathering.slices import STRIDE
-from app.domain.ask import MODES, Ask
+from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
 from app.domain.entity import check_name, normalise_ip
@@ -22,6 +22,7 @@ from app.domain.errors import EntityError
 from app.domain.quota_value import pointer
 from app.http import bodies
 from app.http.bodies import MAX_ID_BYTES, MAX_IDS_IN_BATCH, MAX_PRODUCER_ID_BYTES
+from app.http.faults import faults_in
 from app.http.problems import FieldError, ProblemError, unprocessable
 
 Clock = Literal["store", "caller"]
@@ -36,30 +37,17 @@ READ_IN_FULL: Final = 16 * 1024
 
 NAMES: Final = ("principal", "client_id", "broker", "listener")
 SHORT: Final = 128
-"""So many characters are at most 512 bytes; printable ones are no control characters."""
+"""A printable text of up to this length is valid: at most 512 bytes, and no control characters."""
 _ASK: Final = msgspec.json.Decoder(bodies.AskBody)
 _RAW_BATCH: Final = msgspec.json.Decoder(bodies.RawBatchBody)
 _ENCODER: Final = msgspec.json.Encoder()
 _DIGITS_AS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
 MANY_DIGITS: Final = b"0" * 400
 _ESCAPES: Final = re.compile(r"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)")
-_NAMED: Final = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
-_TYPED: Final = re.compile(r"Expected `(.+)`, got `.+`")
-_BOUND: Final = re.compile(r"Expected `(\w+)` (of length )?([<>]=) (.+)")
-_TYPES: Final = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "null": "null",
-    "array": "a list",
-    "object": "an object",
-}
-_LENGTHS: Final = {"str": "characters", "array": "entries"}
 
 
 class SentLease(NamedTuple):
-    """A wish, how long the lease should last, and the leases to settle before with what was spent of each."""
+    """A wish, the duration of the lease, and the leases to settle before, each with its spent usage."""
 
     wish: Ask
     lease_ms: int
@@ -91,7 +79,7 @@ def read_name(name: str) -> str:
     """Return a name of a query, if it is valid.
 
     Raises:
-        ValueError: says what is wrong.
+        ValueError: names the fault.
     """
     if why := wrong_name(name):
         raise ValueError(why)
@@ -99,7 +87,7 @@ def read_name(name: str) -> str:
 
 
 def require_few_values(body: bytes, most: int = MAX_VALUES, marks: bytes = b",[{") -> None:
-    """Require that a body can be decoded in a few milliseconds: their number depends on that of its values.
+    """Require that a body can be decoded in a few milliseconds, by a bound on the number of its values.
 
     Each value but the first of an array or object follows a comma. Marks inside of strings count too, since
     finding the strings would take as long as decoding the body.
@@ -120,7 +108,7 @@ def require_few_values(body: bytes, most: int = MAX_VALUES, marks: bytes = b",[{
 
 
 def decode_ask(body: bytes, clock: Clock) -> Generator[None, None, Ask]:
-    """Read one ask, in up to four steps.
+    """Read one ask: in one step if it is valid, in several to find its faults.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
@@ -155,21 +143,21 @@ def decode_batch(body: bytes, clock: Clock) -> Generator[None, None, list[Ask]]:
 def split_batch(body: bytes) -> list[bytes] | None:
     """Return the asks of a batch, each as it was sent; None if the body is no batch.
 
-    The asks themselves are not read: ``decode_batch`` says what is wrong with any of them.
+    The asks themselves are not read: ``decode_batch`` names their faults.
     """
     try:
         if not body.isascii():
-            body.decode()  # what is not read is not decoded either
+            body.decode()  # the decoder does not check the UTF-8 of unread asks
         return [bytes(ask) for ask in _RAW_BATCH.decode(body).asks]
     except (ValueError, RecursionError):
         return None
 
 
 def read_ask(body: bytes, clock: Clock) -> tuple[Ask, int] | None:
-    """Read one ask in which nothing is odd; None of any other: ``decode_ask`` says whether it is wrong.
+    """Read one plain ask; None for any other, which ``decode_ask`` reads or refuses.
 
     Returns:
-        the ask, and how many producer ids were sent with it, counted as often as they came.
+        the ask, and how many producer ids were sent with it, duplicates included.
     """
     try:
         sent = _ASK.decode(body)
@@ -231,7 +219,7 @@ def encode_decisions(decisions: Iterable[Decision | None]) -> Generator[None, No
 
 
 def decode_lease(body: bytes, clock: Clock) -> Generator[None, None, SentLease]:
-    """Read a request for a lease, in up to two steps.
+    """Read a request for a lease, in steps as an ask.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
@@ -248,7 +236,7 @@ def decode_lease(body: bytes, clock: Clock) -> Generator[None, None, SentLease]:
 
 
 def decode_spent(body: bytes) -> Generator[None, None, dict[str, float]]:
-    """Read what was spent of a lease, by usage field, in up to two steps.
+    """Read the usage spent of a lease, by field, in steps as an ask.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
@@ -259,14 +247,14 @@ def decode_spent(body: bytes) -> Generator[None, None, dict[str, float]]:
 
 
 def encode_lease(leased: bodies.LeaseBody | bodies.SettledBody) -> bytes:
-    """Encode what came of a lease."""
+    """Encode the answer about a lease."""
     return _ENCODER.encode(leased)
 
 
 def lease_body(
     decision: Decision, lease: str | None, granted: Mapping[str, float], lease_ms: int, renew_ms: int
 ) -> bodies.LeaseBody:
-    """Return what came of an ask for a lease, without the settled ones."""
+    """Return the answer to an ask for a lease, without the settled leases."""
     by = decision.limited_by
     return bodies.LeaseBody(
         lease,
@@ -282,7 +270,7 @@ def lease_body(
 
 
 def _decoded(body: bytes, type_: type[Body]) -> Generator[None, None, Body]:
-    """Read a body of a type, in up to four steps if there is something wrong.
+    """Read a body of a type, in several steps if there is a fault.
 
     Raises:
         ProblemError: 400 if it is not JSON, 422 for invalid content.
@@ -342,7 +330,7 @@ def _ask(sent: bodies.AskBody, clock: Clock, at: tuple[str | int, ...], errors: 
 
 
 def _producer_ids(sent: Sequence[int | str], wrong: Callable[..., None]) -> tuple[int | str, ...]:
-    """Return the ids, each once and in order; the canonical decimal of a 64-bit integer is that integer."""
+    """Return the distinct ids in order; the canonical decimal of a 64-bit integer becomes the integer."""
     ids: dict[int | str, None] = {}
     for at, id_ in enumerate(sent):
         if isinstance(id_, str):
@@ -403,19 +391,22 @@ def _read_slowly(body: bytes, type_: type[Body], error: Exception) -> Generator[
     """
     if not isinstance(error, msgspec.ValidationError | RecursionError):
         raise _not_json(error)
-    sent = _json(body) if len(body) <= READ_IN_FULL else (yield from _large_json(body, error))
+    sent = _json(body) if len(body) <= READ_IN_FULL else (yield from _large_json(body))
     try:
-        return msgspec.convert(sent, type_)
-    except msgspec.ValidationError as fault:
-        raise unprocessable(_field_error(str(fault))) from None
+        errors = yield from faults_in(body, type_)
+    except (ValueError, RecursionError) as odd:
+        raise _not_json(odd) from None
+    if sent is None:
+        errors = errors or [FieldError("", "has a key twice: send each key once")]
+    if errors:
+        raise unprocessable(*errors)
+    return msgspec.convert(sent, type_)
 
 
-def _large_json(body: bytes, refused: Exception) -> Generator[None, None, object]:
+def _large_json(body: bytes) -> Generator[None, None, object]:
     """Return the JSON value of a large body, ten times as fast as ``_json``.
 
-    Args:
-        refused: the error of a decoder that knows the types. It is the answer to a body that may hold a
-            number outside every range, which takes long to convert.
+    It is None for a body that may hold a number outside every range, which takes long to convert.
     """
     try:
         if MANY_DIGITS not in body.translate(_DIGITS_AS_0):
@@ -427,7 +418,7 @@ def _large_json(body: bytes, refused: Exception) -> Generator[None, None, object
         pass
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
-    raise unprocessable(_field_error(str(refused)))
+    return None
 
 
 def _json(body: bytes) -> object:
@@ -464,39 +455,8 @@ def _not_json(error: Exception) -> ProblemError:
     return ProblemError(400, f"The body is not JSON: {why}.")
 
 
-def _field_error(fault: str) -> FieldError:
-    """Return the decoder's message as a pointer and a sentence.
-
-    >>> _field_error("Expected `int`, got `float` - at `$.asks[3].usage.requests`")
-    FieldError(field='/asks/3/usage/requests', message='must be an integer')
-    """
-    message, _, path = (
-        fault.rpartition(" - at `$") if fault.endswith("`") and " - at `$" in fault else (fault, "", "")
-    )
-    at: list[str | int] = [*re.findall(r"\w+", path)]
-    if named := _NAMED.fullmatch(message):
-        return FieldError(
-            pointer(*at, named[2]), "is required" if named[1] == "missing required" else "is unknown"
-        )
-    if message.endswith(" out of range"):
-        return FieldError(pointer(*at), "is out of range")
-    if typed := _TYPED.fullmatch(message):
-        return FieldError(
-            pointer(*at), f"must be {' or '.join(_TYPES[word] for word in typed[1].split(' | '))}"
-        )
-    if bound := _BOUND.fullmatch(message):
-        kind, length, sign, limit = bound.groups()
-        if length and sign == ">=":  # all minimum lengths in the schema are 1
-            return FieldError(pointer(*at), "must not be empty")
-        verb, unit = ("have", f" {_LENGTHS[kind]}") if length else ("be", "")
-        most = "least" if sign == ">=" else "most"
-        return FieldError(pointer(*at), f"must {verb} at {most} {limit.removesuffix('.0')}{unit}")
-    choices = f"one of {', '.join(MODES)}" if at[-1:] == ["mode"] else "deny"
-    return FieldError(pointer(*at), f"must be {choices}")
-
-
 READY: Final = {
     id(decision): _ENCODER.encode(_decision(decision)) for decision in (*ADMITTED, ADMITTED_ALONE)
 }
-"""The decisions on plain asks that are admitted, encoded, by ``id``. They live as long as the process, so no
-other decision gets the id of one of them."""
+"""The encoded decisions on admitted plain asks, by the ``id`` of the decision. These decisions live as long
+as the process, so no other object gets such an id."""

@@ -4,6 +4,6 @@
 - ``call``: one request to one broker
 - ``quotas``: reads the quotas of a cluster
 - ``mapping``: Kafka's quotas as ours
-- ``import_plan``: what an import changes in the catalog
+- ``import_plan``: the changes of an import to the catalog
 - ``syntax``: the options and output of `kafka-configs.sh`
 """

@@ -92,7 +92,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # it has no t
 
 
 class _FinalResponse:
-    """Keeps what a broker sent before it hung up, such as a refused login; kafka-python drops it."""
+    """Keeps the last bytes of a broker that hung up, such as a refused login; kafka-python drops them."""
 
     def _sock_recv(self) -> tuple[bytes, Exception | None]:
         received, error = super()._sock_recv()  # type: ignore[misc]  # the transport's
@@ -117,7 +117,7 @@ def late(within_s: float) -> str:
 
 
 def _why(error: Exception, within_s: float) -> str:
-    """The reason in a few words, never with what was sent."""
+    """The reason in a few words; it never quotes the request."""
     if isinstance(error, errors.RequestTimedOutError | errors.KafkaTimeoutError | TimeoutError):
         return late(within_s)
     if isinstance(error, OSError):

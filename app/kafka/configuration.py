@@ -23,7 +23,7 @@ JAVA_NAMES: Final = {
     "ssl_keystore_location": "SSL_CERTFILE and SSL_KEYFILE, PEM files, hold the certificate and key",
     "ssl_endpoint_identification_algorithm": "SSL_CHECK_HOSTNAME, true or false, checks the host name",
 }
-"""Properties of the Java client, and what to set here instead."""
+"""Properties of the Java client, with their replacements here."""
 
 _JAAS: Final = re.compile(
     r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule\s+required\s+"
@@ -64,7 +64,7 @@ def servers(bootstrap: str) -> list[str]:
     """Return the `host:port` of each bootstrap server.
 
     Raises:
-        ValueError: the value is not that; the text begins with the variable's name.
+        ValueError: the value is no such list; the text begins with the variable's name.
     """
     found = []
     for part in filter(None, (piece.strip() for piece in bootstrap.split(","))):
@@ -88,7 +88,7 @@ def address(host: str, port: int) -> str:
 
 
 def silence_library() -> None:
-    """Keep kafka-python's own log lines out of the log; the caller reports what went wrong."""
+    """Keep kafka-python's own log lines out of the log; the caller reports the error."""
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
@@ -108,7 +108,7 @@ def _login(jaas: str) -> dict[str, str]:
 
 
 def _check_combinations(found: Mapping[str, object]) -> None:
-    """Refuse what would be ignored, or would fail only at the first connection."""
+    """Refuse properties that would be ignored, or would fail only at the first connection."""
     protocol = str(found.get("security_protocol", "PLAINTEXT"))
     sasl, tls = "SASL" in protocol, protocol in ("SSL", "SASL_SSL")
     for name in found:
@@ -189,4 +189,4 @@ _KINDS: Final[Mapping[str, Callable[[str], object]]] = {
 PROPERTIES: Final = (*_KINDS, "sasl_jaas_config")
 """The names of the properties that are read."""
 NAMES: Final = frozenset({*PROPERTIES, *JAVA_NAMES})
-"""The properties that are read, and those that are refused with a hint."""
+"""The properties that are read, or refused with a hint."""

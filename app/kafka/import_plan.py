@@ -1,4 +1,4 @@
-"""What an import changes: Kafka's mapped quotas against those of the catalog, and notes for the operator."""
+"""The changes of an import: Kafka's mapped quotas against the catalog's, and notes for the operator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_unchanged(
 
 
 def report(bootstrap: str, kafka: KafkaQuotas, mapping: QuotaMapping) -> dict[str, Any]:
-    """Return what an import shows besides the changes."""
+    """Return the report of an import, without the changes."""
     return {
         "kafka": {"bootstrap": bootstrap, "brokers": [broker.id for broker in kafka.brokers]},
         "scope": mapping.scope,

@@ -51,13 +51,13 @@ class SkippedQuota(NamedTuple):
 
 @dataclass(slots=True)
 class QuotaMapping:
-    """What Kafka's quotas become here.
+    """Kafka's quotas, mapped to ours.
 
     Attributes:
         scope: whether limits hold on each broker separately, or for all brokers together.
         times: the factor that limits were multiplied by: 1, or the number of brokers.
         quotas: the fields that an import sets, by entity and quota key.
-        notes: what else an operator should know.
+        notes: more information for an operator.
     """
 
     scope: Scope
@@ -230,8 +230,8 @@ class _Mapper:
 def _rate_between_brokers(broker: Broker) -> float | None:
     """The connection rate between brokers, if Kafka derives it from the broker's rate; else None.
 
-    A listener without its own rate gets the broker's. That matters only for the inter-broker listener: if
-    there is another listener, its connections do not count towards the broker's rate.
+    A listener without its own rate gets the broker's. That matters only for the inter-broker listener: its
+    connections do not count towards the broker's rate if there is another listener.
     """
     listener = broker.inter_broker_listener
     own = f"listener.name.{listener.lower()}.{BROKER_RATE}"

@@ -1,7 +1,7 @@
 """The options and output of `kafka-configs.sh`, translated to and from entities and quotas.
 
-Nothing here makes a request. A ``ValueError`` says what is wrong with the options, and quotes no value, as
-in Kafka passwords are set by the same options.
+Nothing here makes a request. A ``ValueError`` names the fault in the options and quotes no value, because
+in Kafka the same options set passwords.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PROPERTY: Final = re.compile(r"((?:\\.|[^\\=:\s])+)\s*[=:]?\s*(.*)", re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
 
 EntityNames = list[tuple[str, str | None]]
-"""Our entity types, each with a name as it is spelled in a path; None is any name."""
+"""Our entity types, each with a name as spelled in a path; None is any name."""
 
 
 class _Setting(NamedTuple):
@@ -109,10 +109,10 @@ def entity_names(options: KafkaOptions, order: Sequence[str]) -> EntityNames:
 def changes(
     options: KafkaOptions, names: EntityNames, read_value: Callable[[str, str], Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return what to change, by entity and quota; None removes a quota.
+    """Return the changes by entity and quota; None removes a quota.
 
     Args:
-        read_value: reads the text of a quota's value, which comes after its key.
+        read_value: reads the value of a quota from its key and the text of the value.
 
     >>> options = KafkaOptions(add_config=["request_rate=5"], delete_config=["producer_ids_rate"])
     >>> changes(options, [("user", "a")], lambda key, text: int(text))
@@ -145,7 +145,7 @@ def changes(
 
 
 def filters(names: EntityNames) -> list[tuple[list[str], bool]]:
-    """Return the lists of quotas that `--describe` shows: what each must match, and whether strictly.
+    """Return the lists of quotas that `--describe` shows, each as its filter and whether this is strict.
 
     >>> filters([("user", "alice"), ("client-id", None)])
     [(['user=alice', 'client-id'], True)]
@@ -153,7 +153,7 @@ def filters(names: EntityNames) -> list[tuple[list[str], bool]]:
     match = [type_ if name is None else f"{type_}={name}" for type_, name in names]
     if names[0][0] != "broker":
         return [(match, True)]
-    # A broker's listener limits are set on the pair of both; those for all brokers on the listener alone.
+    # Limits of a broker's listener are set on the pair; limits for all brokers, on the listener alone.
     everywhere = [] if names[0][1] not in {None, "*"} else [(["listener"], True)]
     return [(match, False), *everywhere]
 
@@ -257,7 +257,7 @@ def _unescape(text: str) -> str:
 
 
 def _setting(place: str, key: str, text: str) -> _Setting:
-    """A key with its value, without the blanks and brackets that Kafka takes away too."""
+    """A key with its value, without the blanks and brackets that Kafka removes too."""
     key, text = key.strip(), re.sub(r"[\[\]]", "", text).strip()
     if not key or not text:
         raise ValueError(f"{place}: write --add-config 'KEY=NUMBER,KEY=NUMBER'")

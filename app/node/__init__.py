@@ -1,1 +1,1 @@
-"""What every Quotagate process starts with: settings, logs, the home directory and child processes."""
+"""The basics of every Quotagate process: settings, logs, the home directory and child processes."""

@@ -81,7 +81,7 @@ class Child:
         )
 
     async def wait(self) -> int:
-        """Wait until it ends; return the exit code, or minus the signal."""
+        """Return the exit code of the ended child, or the negated number of the signal that ended it."""
         assert self._running is not None
         return await self._running.wait()
 
@@ -134,7 +134,7 @@ class Child:
 
 
 def stop_event() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set."""
+    """Return an event that either SIGINT or SIGTERM sets."""
     event = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, event.set)
@@ -149,8 +149,8 @@ class SupervisorSignals:
 
     Attributes:
         stop: set by a signal that stops.
-        stopped_by: the number of that signal.
-        restart: set by a signal that restarts; whoever restarts clears it first.
+        stopped_by: the number of the signal that set ``stop``.
+        restart: set by a signal that restarts; to be cleared before the restart.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Python's collector of garbage: programs keep it away from what they hold until they end."""
+"""Python's garbage collector, kept from scanning long-lived objects again and again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import gc
 from typing import Final
 
 COLLECT_AFTER: Final = (4_000, 2, 2_500)
-"""The collector's thresholds. By Python's own, a node with more callers than its caches hold looked through
-these again and again: a fifth of its time, and no answer for 60 ms. A collection of the middle generation,
+"""The collector's thresholds. With Python's own, a node with more callers than its caches hold scanned the
+caches again and again: a fifth of its time, and no answer for 60 ms. A collection of the middle generation,
 of at most 12,000 objects, takes about 2 ms."""
 
 

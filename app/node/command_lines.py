@@ -1,4 +1,4 @@
-"""Command lines that run modules of this installation, whatever is in the working directory."""
+"""Command lines that run modules of this installation, never of the working directory."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
-"""Where a container finds its own limits, and a host those of its root."""
+"""The folder with a container's own limits; on a host, with the limits of the root group."""
 
 
 def api_processes(most: int) -> int:
-    """Return one for each core but one, which is for the store; at least one, and at most ``most``."""
+    """Return the number of API processes: one for each core, less one for the store; from 1 to ``most``."""
     return max(1, min(available() - 1, most))
 
 

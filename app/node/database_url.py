@@ -56,7 +56,7 @@ LIBPQ: Final[Mapping[str, Reader]] = {
     "target_session_attrs": one_of("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     "load_balance_hosts": one_of("disable", "random"),
 }
-"""The options of libpq, except for hosts and ports; not `replication`, with which it would take no SQL."""
+"""The options of libpq, except for hosts and ports; not `replication`: such a connection takes no SQL."""
 
 
 SQLITE: Final[Mapping[str, Reader]] = {"timeout": seconds}
@@ -64,10 +64,10 @@ SQLITE: Final[Mapping[str, Reader]] = {"timeout": seconds}
 
 @saying_how
 def check(text: str) -> str:
-    """Return the URL of a catalog, if it can be meant.
+    """Return the URL of a catalog, if it is valid.
 
     Raises:
-        ValueError: it cannot; the text quotes no part of the URL.
+        ValueError: it is not; the text quotes no part of the URL.
     """
     url = read_url(text, ("sqlite", "postgresql"), files=("sqlite",))
     if url.scheme == "sqlite":

@@ -6,7 +6,7 @@ CommandError
 ├── ListenError             the address and port cannot be bound
 ├── StartError              a component did not start
 ├── NodeRequestError        a request to a running node failed
-│   └── NodeRefusalError        the node answered with a problem (app/run/commands/node.py)
+│   └── NodeRefusalError        the node answered with a problem (app/run/commands/node/requests.py)
 └── InvalidAssertionsError  a folder of assertions cannot be loaded (app/backfill/errors.py)
 """
 

@@ -17,14 +17,14 @@ import structlog
 from app.node.errors import HomeInUseError
 
 CHILDREN_END_WITHIN_S: Final = 30.0
-"""Twice what an API needs to finish its requests, or a store to write its data."""
+"""Twice the time that an API needs to finish its requests, or a store to write its data."""
 
 OTHERS: Final = 0o077
 """The permissions of group and others, which are removed."""
 
 OUR_FILES: Final = ("admin.key*", "catalog.db*", "lock", "children.lock", "store.sock")
 OUR_FOLDERS: Final = ("store", "log")
-"""What Quotagate makes in its home. Other files there keep their permissions."""
+"""The files and folders that Quotagate makes in its home. Others keep their permissions."""
 
 MAX_LOGGED_PATHS: Final = 20
 """The most paths in one log line; the others are only counted."""
@@ -45,7 +45,7 @@ def make(home: Path) -> Path:
 
 
 def restrict_access(home: Path) -> None:
-    """Remove other users' access to what an earlier version, or a `mkdir`, left open; log the paths."""
+    """Remove other users' access to files that an earlier version, or a `mkdir`, left open; log the paths."""
     closed: list[str] = []
     for path in _open_to_others(home):
         try:

@@ -1,4 +1,4 @@
-"""The limit of open files, raised to what the connections need."""
+"""The limit of open files, raised as far as the connections need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RESERVE: Final = 512
 
 
 def room_for(connections: int) -> int:
-    """Raise the limit of open files for so many connections; return how many fit, at most that.
+    """Raise the limit of open files for this many connections; return how many of them fit.
 
     The hard limit is raised too if the process may do that. If the limit stays very low, at most half of it
     is reserved for other files.

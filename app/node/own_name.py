@@ -8,5 +8,5 @@ import socket
 
 
 def own_name() -> str:
-    """Return host, process id and a random part; containers repeat the first two."""
+    """Return host, process id and a random part; several containers may have the same first two."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -78,7 +78,7 @@ def _iso_duration(value: Any) -> Any:
 
 @saying_how
 def _log_place(text: str) -> str:
-    """Refuse the URL of a decision log that cannot be meant; a path may hold anything."""
+    """Refuse an invalid URL of a decision log; a path may hold anything."""
     if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", text):
         if scheme[1] not in storage_location.SCHEMES:
             raise ValueError(storage_location.BEGINNINGS)
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     Without it, a SQLite file in the home directory."""
 
     admin_key: Annotated[SecretStr | None, BeforeValidator(_empty_is_none)] = None
-    """The key with all scopes, at least 16 characters. Without it, one is generated and kept in the home."""
+    """The key with all scopes, at least 16 characters. A random default is kept in the home directory."""
     open_to: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     """Networks, separated by commas, that may ask for decisions without a key; may be empty."""
     allowed_hosts: HostNames = ("localhost",)
@@ -162,7 +162,7 @@ class Settings(BaseSettings):
     max_connections: Annotated[
         Annotated[int, Field(ge=1, le=1_000_000)] | None, BeforeValidator(_empty_is_none)
     ] = None
-    """The most connections of one API process, on all its ports; beyond it the longest idle one is closed.
+    """The most connections of one API process, on all its ports; beyond it an idle one is closed.
     Without it, 8192; with TLS, whose connections take more memory, 3072."""
     max_connections_per_address: Annotated[
         Annotated[int, Field(ge=1, le=1_000_000)] | None, BeforeValidator(_empty_is_none)
@@ -188,7 +188,7 @@ class Settings(BaseSettings):
     check_ip_header: Header = "X-Quotagate-IP"
     """Header with the client's address, for `/v1/check`."""
     trusted_proxies: Networks = ()
-    """Networks whose `X-Forwarded-For` `/v1/check` trusts. If set, the header with the address is ignored."""
+    """Networks that `/v1/check` trusts to set `X-Forwarded-For`. If set, the address header is ignored."""
     ipv6_prefix: Annotated[int, Field(ge=1, le=128)] = 64
     """IPv6 addresses with this many leading bits in common share a default quota's bucket."""
 
@@ -247,7 +247,7 @@ class Settings(BaseSettings):
     log: Literal["all", "denied", "off"] = "denied"
     """Decisions that go to the log. `denied`: refusals, delays, and answers by policy."""
     log_url: Annotated[LogPlace | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
-    """Folder or object store of the decision log. Without it, `log` in the home directory."""
+    """Folder or object store of the decision log. Without it, the folder `log` in the home directory."""
     log_ids: Literal["hashed", "plain"] = "hashed"
     """How producer ids are written to the decision log."""
     log_retention: Duration = timedelta(days=30)
@@ -304,12 +304,12 @@ class Settings(BaseSettings):
 
     @property
     def unknown_variables(self) -> tuple[str, ...]:
-        """The ``QUOTAGATE_`` variables that nothing reads, as they were when these settings were loaded."""
+        """The ``QUOTAGATE_`` variables that nothing read when these settings were loaded."""
         return self._unknown_variables
 
     @property
     def catalog_url(self) -> str:
-        """The catalog's URL; by default that of the embedded catalog."""
+        """The catalog's URL; by default the embedded catalog's."""
         return self.database_url or f"sqlite:///{quote(str(self.home.resolve() / 'catalog.db'), safe=_PLAIN)}"
 
     @property
@@ -367,7 +367,7 @@ def load(env_file: Path | None = None) -> Settings:
 
 
 def given_variables(env_file: Path | None = None) -> dict[str, str]:
-    """Return the `QUOTAGATE_*` variables of the file and the environment, which goes before."""
+    """Return the `QUOTAGATE_*` variables of the file and the environment, which takes precedence."""
     return {**_ours(_file(env_file or ENV_FILE)), **_ours(os.environ)}
 
 
@@ -389,12 +389,12 @@ def unknown_variables(given: Mapping[str, str]) -> list[str]:
 
 
 def explained(name: str, given: Mapping[str, str]) -> str:
-    """Say of a variable that nothing reads why that may be, as far as it shows."""
+    """Return the likely reason why nothing reads a variable; empty if there is no hint."""
     return variables.explained(name, given.get(name, ""), known_variables())
 
 
 def known_variables() -> frozenset[str]:
-    """Return the names of all variables that are read, and those of Kafka that are refused with a hint."""
+    """Return the names of all variables that are read, and of Kafka's that are refused with a hint."""
     names = CLIENT_VARIABLES | {PREFIX + name.upper() for name in Settings.model_fields if name != "kafka"}
     return names | {kafka_configuration.PREFIX + name.upper() for name in kafka_configuration.NAMES}
 
@@ -408,7 +408,7 @@ def _ours(given: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _explain(refused: ValidationError) -> Iterator[tuple[str, str]]:
-    """Each fault as `NAME: what is wrong`, without the value, which may be a secret; and its NAME."""
+    """The NAME of each fault, and its text `NAME: ...` without the value, which may be a secret."""
     for fault in refused.errors(include_url=False, include_input=False):
         message = fault["msg"].removeprefix("Value error, ")
         if fault["loc"]:

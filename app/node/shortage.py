@@ -1,4 +1,4 @@
-"""Shortages of this process (descriptors, threads, memory, disk), and how to tell them from failures."""
+"""Shortages of this process (descriptors, threads, memory, disk), and how errors show them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_THREAD: Final = "can't start new thread"
 
 
 def shortage_of(error: BaseException) -> Resource | None:
-    """Return the resource that was short, if that caused an error; else None."""
+    """Return the resource whose shortage caused an error; None for any other cause."""
     for cause in causes(error):
         if isinstance(cause, MemoryError):
             return "memory"

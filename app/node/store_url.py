@@ -1,4 +1,4 @@
-"""What the URL of a store says: one server, the name of a primary that sentinels know, or a cluster."""
+"""The URL of a store: one server, a primary behind sentinels, or a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMES: Final = (*SINGLE_SCHEMES, *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
 REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 OF_SENTINELS: Final = "sentinel_"
-"""Options of the URL that begin with this are those of connections to the sentinels."""
+"""The prefix of the URL's options for connections to the sentinels."""
 
 _DATABASE: Final = whole(0, 2**31 - 1)
 _FLAG: Final = one_of("true", "false", "yes", "no", "True", "False", "Yes", "No", "1", "0")
@@ -59,18 +59,18 @@ _TLS: Final[Mapping[str, Reader]] = {
 _TLS_OUTSIDE_CLUSTERS: Final[Mapping[str, Reader]] = {"ssl_ca_path": any_text, "ssl_password": any_text}
 
 Options = dict[str, str]
-"""Options of a connection, as the URL has them, by the names of redis-py."""
+"""Options of a connection, as in the URL, by the names of redis-py."""
 
 
 class SentinelAddress(NamedTuple):
     """A primary behind sentinels.
 
     Attributes:
-        name: by which the sentinels know the primary.
+        name: the name of the primary at the sentinels.
         tls: whether all these connections use TLS.
-        options: of connections to the primary.
-        sentinel_options: of connections to the sentinels. They have credentials of their own, and TLS as the
-            primary has it, except for what the URL says of them.
+        options: for connections to the primary.
+        sentinel_options: for connections to the sentinels. They have credentials of their own, and the TLS
+            options of the primary unless the URL has others for them.
     """
 
     sentinels: tuple[tuple[str, int], ...]
@@ -82,10 +82,10 @@ class SentinelAddress(NamedTuple):
 
 @saying_how
 def check(text: str) -> str:
-    """Return the URL of a store, if it can be meant and every client of ours can read it.
+    """Return the URL of a store, if it is valid and every client of ours can read it.
 
     Raises:
-        ValueError: it cannot; the text quotes no part of the URL.
+        ValueError: it is not; the text quotes no part of the URL.
     """
     url = read_url(text, SCHEMES)
     known = _known_options(url.scheme)
@@ -126,8 +126,11 @@ def _known_options(scheme: str) -> Mapping[str, Reader]:
         return {**_COMMON, **_TCP, **tls, "db": whole(0, 0)}
     tls = {**tls, **_TLS_OUTSIDE_CLUSTERS} if tls else {}
     if scheme in SENTINEL_SCHEMES:
-        its = {**_SINGLE, **_TCP, **tls}
-        return {**its, **{f"{OF_SENTINELS}{name}": reader for name, reader in its.items() if name != "db"}}
+        readers = {**_SINGLE, **_TCP, **tls}
+        return {
+            **readers,
+            **{f"{OF_SENTINELS}{name}": reader for name, reader in readers.items() if name != "db"},
+        }
     return {**_SINGLE, **_TCP, **tls, "host": any_text, "port": PORT}
 
 
@@ -141,7 +144,7 @@ def scheme_of(url: str) -> str:
 
 
 def is_cluster(url: str) -> bool:
-    """Whether a URL is that of a cluster."""
+    """Whether a URL names a cluster."""
     return scheme_of(url) in CLUSTER_SCHEMES
 
 
@@ -187,7 +190,7 @@ def sentinel_address(url: str) -> SentinelAddress:
 
 
 def single_url(url: str, host: str, port: int) -> str:
-    """The URL of one server, with the credentials and options of a URL of several.
+    """The URL of one server, with the credentials and options of a URL of several servers.
 
     >>> single_url("rediss+cluster://user:secret@one:1,two:2?ssl_ca_certs=ca.pem", "::1", 7)
     'rediss://user:secret@[::1]:7?ssl_ca_certs=ca.pem'

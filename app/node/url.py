@@ -18,7 +18,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 _HIGHEST_PORT: Final = 65_535
 
 Reader = Callable[[str], object]
-"""Takes the text of an option; raises a ValueError that says what would be right."""
+"""Takes the text of an option; raises a ValueError with the correct form."""
 
 
 class Url(NamedTuple):
@@ -38,7 +38,7 @@ class Url(NamedTuple):
 
 
 def saying_how(check: Callable[[str], str]) -> Callable[[str], str]:
-    """Let the errors of a check of URLs say how special characters are written, as most come from them."""
+    """Add to the errors of a URL check how special characters are written: they cause most errors."""
 
     @wraps(check)
     def checked(text: str) -> str:
@@ -51,10 +51,10 @@ def saying_how(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def read_url(text: str, schemes: Collection[str], *, files: Collection[str] = ()) -> Url:
-    """Split a URL, and refuse what cannot be meant.
+    """Split a URL, and refuse an invalid one.
 
     Args:
-        schemes: those that are accepted.
+        schemes: the accepted schemes.
         files: the schemes of files, whose paths may hold blanks and ``@``, and which have no host.
 
     Raises:
@@ -87,7 +87,7 @@ def read_hosts(text: str, port: int) -> tuple[tuple[str, int], ...]:
     """Read ``HOST:PORT,HOST:PORT``; an IPv6 address has brackets.
 
     Args:
-        port: of hosts without a port.
+        port: the port of hosts without one.
 
     Raises:
         ValueError: it names no host, or one that cannot be read.
@@ -102,7 +102,7 @@ def check_options(
 
     Args:
         known: how to read the value of each option.
-        there_are: the options of which the message speaks; by default all that are known.
+        there_are: the options that the message names; by default all known ones.
 
     Raises:
         ValueError: one of them cannot be used.
@@ -120,7 +120,7 @@ def check_options(
 
 
 def any_text(value: str) -> None:
-    """Read an option whose value may be any text but none.
+    """Read an option whose value may be any text except the empty one.
 
     Raises:
         ValueError: it is empty.
@@ -130,7 +130,7 @@ def any_text(value: str) -> None:
 
 
 def one_of(*choices: str) -> Reader:
-    """Return what reads an option with these values."""
+    """Return a reader of an option with these values."""
 
     def read(value: str) -> None:
         if value not in choices:
@@ -140,7 +140,7 @@ def one_of(*choices: str) -> Reader:
 
 
 def whole(least: int, most: int | None = None) -> Reader:
-    """Return what reads a whole number within bounds."""
+    """Return a reader of a whole number within bounds."""
 
     def read(value: str) -> None:
         number = int(value) if re.fullmatch(r"-?[0-9]{1,19}", value) else None
@@ -155,7 +155,7 @@ def seconds(value: str) -> None:
     """Read an option that is a time in seconds, perhaps with a fraction.
 
     Raises:
-        ValueError: it is not that, or 0.
+        ValueError: it is no such number, or 0.
     """
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) or not float(value):
         raise ValueError("must be a number of seconds above 0")
@@ -198,9 +198,9 @@ def _host(text: str, port: int) -> tuple[str, int]:
             ip_address(unquote(found["address"]))
         except ValueError:
             raise ValueError("has brackets without an IPv6 address in them") from None
-    its_port = found["rest"][1:]
-    if found["rest"] and not (_PORT.fullmatch(its_port) and 1 <= int(its_port) <= _HIGHEST_PORT):
+    port_text = found["rest"][1:]
+    if found["rest"] and not (_PORT.fullmatch(port_text) and 1 <= int(port_text) <= _HIGHEST_PORT):
         raise ValueError(
             f"has a port that is not a number from 1 to {_HIGHEST_PORT}; an IPv6 address has brackets"
         )
-    return found["address"] or found["name"], int(its_port or port)
+    return found["address"] or found["name"], int(port_text or port)

@@ -1,4 +1,4 @@
-"""Variables of the environment that somebody else made, or that were meant otherwise."""
+"""Environment variables that Kubernetes made, or whose quotation marks were meant for another program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINK: Final = re.compile(
 )
 _LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 _LIKENESS: Final = 0.5
-"""From which a name is like another one: 1 is the same, 0 has no letter in common."""
+"""From this likeness on, two names are alike: 1 is the same name, 0 has no letter in common."""
 
 
 def is_service_link(name: str, value: str = "") -> bool:
@@ -37,11 +37,11 @@ def is_service_link(name: str, value: str = "") -> bool:
 
 
 def refusals(given: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """Return the line of an error for each setting whose value was not meant as it is, by its name.
+    """Return an error line for each setting with a service link or a quoted value, by its name.
 
     Args:
         given: the variables of this program.
-        known: those that are settings.
+        known: the names of settings.
     """
     found = {}
     for name, value in given.items():
@@ -64,16 +64,16 @@ def is_quoted(value: str, *, free_text: bool = False) -> bool:
     """Whether a value has quotation marks that were meant for another program.
 
     Args:
-        free_text: the value may begin with a quotation mark; two are one too many.
+        free_text: the value may begin with a quotation mark, unless it ends with one too.
     """
     begins = value[:1] != "" and value[0] in QUOTATION_MARKS
     return begins and not (free_text and (len(value) == 1 or value[-1] not in QUOTATION_MARKS))
 
 
 def explained(name: str, value: str, known: Collection[str]) -> str:
-    """Say of a variable that nothing reads why that may be, as far as its name shows it; else nothing.
+    """Return the likely reason why nothing reads a variable; empty if its name gives no hint.
 
-    Of settings that are equally close it names the longest, so DB_URL is DATABASE_URL and not URL.
+    Of equally close settings it names the longest: for DB_URL it is DATABASE_URL, not URL.
 
     >>> explained("QUOTAGATE_PROT", "9000", {"QUOTAGATE_PORT", "QUOTAGATE_HOST"})
     'did you mean QUOTAGATE_PORT?'

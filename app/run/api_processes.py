@@ -24,12 +24,12 @@ log = structlog.get_logger("quotagate.processes")
 
 
 class ApiProcess(Child):
-    """One API process. It says through a pipe that it is ready, as its siblings answer on the same port.
+    """One API process. API processes share one port, so each reports its readiness through a pipe.
 
     Args:
         number: its place among its siblings, from 1.
-        arguments: further ones for `quotagate serve`.
-        drain_ms: how long it serves on after SIGTERM.
+        arguments: further arguments of `quotagate serve`.
+        drain_ms: how long it goes on serving after SIGTERM.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class ApiProcesses:
     """The API processes of a node, which a supervisor starts, replaces and stops.
 
     Args:
-        settings: the node's settings as it starts.
-        arguments: those of `quotagate serve` for each process.
+        settings: the node's settings at its start.
+        arguments: the arguments of `quotagate serve` for each process.
         env: their environment.
         fixed: the settings that stay until the supervisor starts again; ``env`` has them.
         pass_fds: the file descriptors that they inherit, with the listening socket.
@@ -118,7 +118,7 @@ class ApiProcesses:
                 raise StartError(f"the API was not ready within {READY_WITHIN_S:.0f} s; see the log")
 
     def keep(self) -> None:
-        """Begin to restart those that die."""
+        """Begin to restart processes that die."""
         for each in self._processes:
             each.keep()
 
@@ -175,7 +175,7 @@ class ApiProcesses:
         shutil.rmtree(self._counts, ignore_errors=True)
 
     async def _add(self, number: int, settings: Settings) -> bool:
-        """Start a process that lasts; return False if it does not become ready."""
+        """Start a process and keep it; return False if it does not become ready."""
         try:
             new = self._new(number, settings)
         except OSError as error:  # no descriptors for its pipe

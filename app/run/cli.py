@@ -16,21 +16,10 @@ import typer
 import app
 from app.node import collector
 from app.node.errors import CommandError
-from app.run.commands import (
-    backfill,
-    buckets,
-    envoy_import,
-    explain,
-    files,
-    kafka,
-    kafka_import,
-    keys,
-    programs,
-    quotas,
-    volumes,
-)
+from app.run.commands import backfill, buckets, keys, programs, volumes
 from app.run.commands.decide import decide
 from app.run.commands.options import EnvFile, PlainErrorsGroup
+from app.run.commands.quotas import entity, envoy_import, explain, files, kafka_import, kafka_options
 from app.terminal import escape_output
 
 if TYPE_CHECKING:
@@ -150,17 +139,17 @@ def migrate(
 cli.command()(decide)
 for program in (programs.generate, programs.spark):
     cli.command(context_settings=programs.PASS_THROUGH)(program)
-quotas.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka.kafka)
+entity.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka_options.kafka)
 for part in (explain, files, kafka_import, envoy_import):
-    quotas.group.add_typer(part.group)
-for name, its in {
-    "quotas": quotas,
+    entity.group.add_typer(part.group)
+for noun, commands in {
+    "quotas": entity,
     "buckets": buckets,
     "backfill": backfill,
     "keys": keys,
     "volumes": volumes,
 }.items():
-    cli.add_typer(its.group, name=name)
+    cli.add_typer(commands.group, name=noun)
 
 
 def _settings(env_file: Path | None, *, warn: bool = True) -> Settings:

@@ -1,4 +1,4 @@
-"""Writes the OpenAPI document of the program as it is wired: `python -m app.run.document [FILE]`."""
+"""Writes the OpenAPI document of the wired program: `python -m app.run.document [FILE]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.run.wiring import build
 
 
 def wired() -> Front:
-    """The program under the default settings, whatever the environment says; it is never opened."""
+    """The program under the default settings, independent of the environment; it is never opened."""
     return build(Settings.model_construct(redis_url="redis://", admin_key=SecretStr("never used")))
 
 

@@ -26,7 +26,7 @@ PERSISTENCE: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
 """Each write reaches the kernel before its reply is sent, so a killed store loses nothing.
 
 `everysec` would delay writes during a sync, by up to two seconds of acknowledged charges. A power failure
-loses what the kernel has not written yet, about 30 seconds (docs/failures.md).
+loses the data that the kernel has not written yet, about 30 seconds (docs/failures.md).
 """
 
 
@@ -37,7 +37,7 @@ async def embedded_store(
     """Run a store as a child; yield the child and its URL. Its state is kept when it is stopped.
 
     Args:
-        lock: a file descriptor that it inherits, so no other store starts on its file before it has ended.
+        lock: a file descriptor that the child inherits, so no other store starts on its file before its end.
         memory: the most bytes it may use; by default a quarter of the machine's memory.
     """
     directory = home / "store"

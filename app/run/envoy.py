@@ -14,10 +14,10 @@ import structlog
 from app.admission.metrics.metrics import Metrics
 from app.admission.port import Decider
 from app.envoy.mapping import DescriptorMapping, MappingError
-from app.http.acceptor import LAST_S, Acceptor, PortTakenError
-from app.http.access import Access
-from app.http.connections import Connections
-from app.http.intake import Intake
+from app.http.access.access import Access
+from app.http.server.acceptor import LAST_S, Acceptor, PortTakenError
+from app.http.server.connections import Connections
+from app.http.server.intake import Intake
 from app.node.errors import SettingsError
 from app.node.settings import PREFIX, Settings
 from app.run.listening import listen_error
@@ -34,7 +34,7 @@ log = structlog.get_logger("quotagate.envoy")
 
 
 def check(settings: Settings) -> DescriptorMapping:
-    """Return the mapping, with all that the service needs in place if its port is set.
+    """Return the mapping; if the port is set, check that the service can start.
 
     Raises:
         SettingsError: something is missing, or the mapping is wrong.
@@ -79,7 +79,7 @@ async def serving(
 
     Args:
         listener: the bound socket of the port.
-        connections: those of all ports of the process.
+        connections: the connections of all ports of the process.
         short: called with the ``OSError`` when the kernel has no room for a connection.
 
     Raises:
@@ -133,7 +133,7 @@ async def accepting(
 
 
 def tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return the certificates as the HTTP API has them; None without TLS."""
+    """Return a TLS context with the certificates of the HTTP API; None without TLS."""
     if settings.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

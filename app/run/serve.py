@@ -22,7 +22,7 @@ from app.run.api_processes import ApiProcesses
 from app.run.listening import Listeners, listen_error
 
 if TYPE_CHECKING:
-    from app.http.connections import Connections
+    from app.http.server.connections import Connections
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long another thread, such as one that renders metrics, may run before the event loop continues."""
@@ -70,7 +70,7 @@ def serve(
 
 
 def check_envoy(settings: Settings) -> Settings:
-    """Return the settings, if Envoy's rate-limit service can start by them or is not asked for.
+    """Return the settings, if Envoy's rate-limit service is off or can start by them.
 
     Raises:
         SettingsError: something is missing, or the mapping is wrong.
@@ -91,12 +91,12 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
     # `up`, and the parent of several processes, need nothing of the API itself.
     import uvicorn
 
-    from app.http.acceptor import PortTakenError
-    from app.http.drain import DrainState
-    from app.http.hot_protocol import HttpPort
-    from app.http.parsing import ParsingTurns
-    from app.http.protocol import TURN_S
-    from app.http.server import Server
+    from app.http.server.acceptor import PortTakenError
+    from app.http.server.drain import DrainState
+    from app.http.server.hot_protocol import HttpPort
+    from app.http.server.parsing import ParsingTurns
+    from app.http.server.protocol import TURN_S
+    from app.http.server.server import Server
     from app.run import wiring
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -148,8 +148,8 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
 
 
 def _connections(settings: Settings) -> Connections:
-    """The limits by the settings, or smaller ones if the limit of open files needs it, in the same ratio."""
-    from app.http.connections import Connections, usual_bounds
+    """The connection limits by the settings; smaller ones in the same ratio if open files are limited."""
+    from app.http.server.connections import Connections, usual_bounds
 
     most, per_address = usual_bounds(with_tls=settings.tls_cert is not None)
     most = settings.max_connections or most

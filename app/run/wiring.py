@@ -28,16 +28,16 @@ from app.catalog.turns import POLL_S
 from app.decision_log.stream import LogStream
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
-from app.http import buckets
-from app.http.access import Access
+from app.http.access.access import Access
 from app.http.app import Front, create_app
 from app.http.check_question import Sources
-from app.http.connections import Connections
-from app.http.health import Readiness
-from app.http.intake import Intake
-from app.http.keys import router as keys_router
-from app.http.quotas import router
-from app.http.volumes import router as volumes_router
+from app.http.routes import buckets
+from app.http.routes.health import Readiness
+from app.http.routes.keys import router as keys_router
+from app.http.routes.quotas import router
+from app.http.routes.volumes import router as volumes_router
+from app.http.server.connections import Connections
+from app.http.server.intake import Intake
 from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
@@ -56,7 +56,7 @@ THREADS: Final = 4
 """Threads for pages of metrics and large bodies, so that neither holds the event loop."""
 
 CALL_TIMEOUT_S: Final = 0.5
-"""A store call fails after this time, or after two budgets if that is longer; decisions give up before."""
+"""The timeout of a store call, if two store budgets are not longer; decisions stop waiting earlier."""
 LISTEN_WITHIN_S: Final = 10.0
 """Without a catalog a node listens after this time, so that its readiness can say so."""
 
@@ -93,12 +93,12 @@ def _report_fault(fail: Callable[[str], None], task: asyncio.Task[None]) -> None
 
 
 def _shown(error: StoreError) -> str:
-    """The word of readiness for a store that does not decide; one for all rights that are missing."""
+    """The word of readiness for a store that does not decide; all missing rights have one word."""
     return "missing_right" if error.reason == "permission" else error.reason
 
 
 async def _start_threads() -> None:
-    """Start all threads that this process will need, since later there may be none to have."""
+    """Start all threads that this process will need, since later none may be available."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(started_threads(THREADS, "work"))
     with contextlib.suppress(OSError):  # without a thread, libuv ends the process at its first look-up
@@ -118,7 +118,7 @@ def build(
     Args:
         counts: the folder with the metrics of sibling processes; None without siblings.
         stopping: whether the process is stopping.
-        connections: those of the process, for a metric of those that are refused.
+        connections: the connections of the process, for a metric of refused ones.
         fail: called with the reason if the process cannot go on, though it listens already.
         envoy_listener: the bound socket of the port for Envoy.
     """
@@ -260,7 +260,7 @@ def build(
         await stack.enter_async_context(
             envoy.serving(settings, envoy_port, envoy_listener, connections or Connections(), count_short)
         )
-        # What there is now stays, so the collector need not look at it again and again.
+        # All objects made so far stay, so the garbage collector need not scan them again and again.
         gc.collect()
         gc.freeze()
         stack.callback(gc.unfreeze)

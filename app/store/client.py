@@ -49,14 +49,14 @@ SPARES: Final = 4
 """Spare sockets for each primary: its two connections, for examinations and calls, can be lost twice."""
 
 DRIVER: Final = DriverInfo()
-"""The greeting of redis-py names this driver; it is made once, as that reads a file."""
+"""The greeting of redis-py names this driver; it is made once, because making it reads a file."""
 
 Keywords = dict[str, Any]
 
 
 @contextmanager
 def _nameless(connection: Any) -> Iterator[str]:
-    """Let redis-py greet without naming the connection, which the store's user may not be allowed to."""
+    """Let redis-py greet without naming the connection, because the store's user may lack that right."""
     name, connection.client_name = connection.client_name, None
     try:
         yield name
@@ -65,7 +65,7 @@ def _nameless(connection: Any) -> Iterator[str]:
 
 
 async def _greet(connection: Any) -> None:
-    """Greet the store, and name the connection if that is allowed: the name only helps those who look."""
+    """Greet the store, and name the connection if that is allowed; the name only helps operators."""
     with _nameless(connection) as name:
         await connection.on_connect()
     with suppress(ResponseError):
@@ -74,7 +74,7 @@ async def _greet(connection: Any) -> None:
 
 
 def _greet_blocking(connection: Any) -> None:
-    """The same on a connection that blocks its thread."""
+    """As ``_greet``, on a connection that blocks its thread."""
     with _nameless(connection) as name:
         connection.on_connect()
     with suppress(ResponseError):
@@ -83,7 +83,7 @@ def _greet_blocking(connection: Any) -> None:
 
 
 class _LoopUnixConnection(UnixDomainSocketConnection):
-    """A connection to a Unix socket that greets once; redis-py's own also does while it connects."""
+    """A connection to a Unix socket that greets once; redis-py's class greets while it connects too."""
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):
@@ -100,7 +100,7 @@ class SentinelClient(Redis):
 
 
 class BlockingSentinelClient(redis.Redis):
-    """The same for a thread that may block."""
+    """As ``SentinelClient``, for a thread that may block."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -119,10 +119,10 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
         "retry": Retry(NoBackoff(), 0),
     }
     if scheme_of(url) in SENTINEL_SCHEMES:
-        its = sentinel_address(url)
-        of_sentinels, of_primary = _of_both(its, options)
-        manager = cast("Any", Sentinel)(its.sentinels, sentinel_kwargs=of_sentinels, **of_primary)
-        client: Redis = manager.master_for(its.name, SentinelClient)
+        address = sentinel_address(url)
+        of_sentinels, of_primary = _of_both(address, options)
+        manager = cast("Any", Sentinel)(address.sentinels, sentinel_kwargs=of_sentinels, **of_primary)
+        client: Redis = manager.master_for(address.name, SentinelClient)
         return client
     if is_cluster(url):
         return cast("Redis", _cluster_client_of(url, options))
@@ -134,12 +134,12 @@ def client_of(url: str, timeout_s: float, *, connect_within_s: float = CONNECT_W
 
 
 def is_clustered(client: Redis) -> bool:
-    """Whether a client is that of a cluster."""
+    """Whether a client connects to a cluster."""
     return isinstance(cast("Any", client), RedisCluster)
 
 
 def shared_key_of(client: Redis, name: str) -> str:
-    """The key of something that there is once, in the store of a client."""
+    """The key of a value that a store has once, for the store of a client."""
     return shared_key(name, clustered=is_clustered(client))
 
 
@@ -217,8 +217,8 @@ class OpenedConnection(AbstractConnection):
 
     Args:
         tls: the context for TLS; None without.
-        host: which the certificate must name.
-        options: those of a connection of redis-py.
+        host: the name that the certificate must have.
+        options: as for a connection of redis-py.
     """
 
     def __init__(self, opened: socket.socket, tls: ssl.SSLContext | None, host: str, **options: Any) -> None:
@@ -240,7 +240,7 @@ class OpenedConnection(AbstractConnection):
         return self._host
 
     def repr_pieces(self) -> list[tuple[str, Any]]:
-        """What redis-py shows of it."""
+        """The parts of its representation in redis-py."""
         return [("host", self._host)]
 
 
@@ -282,7 +282,7 @@ def dial(client: redis.Redis, within_s: float) -> OpenedConnection:
 
 
 class Reserve(NamedTuple):
-    """What connections to a store need of this process: sockets, and the threads that open them."""
+    """The resources for connections to a store: sockets, and the threads that open them."""
 
     sockets: Sockets
     threads: ThreadPoolExecutor
@@ -320,8 +320,8 @@ def blocking_client_of(url: str, timeout_s: float, sockets: Sockets) -> redis.Re
         "sockets": sockets,
     }
     if scheme_of(url) in SENTINEL_SCHEMES:
-        its = sentinel_address(url)
-        of_sentinels, of_primary = _of_both(its, options)
+        address = sentinel_address(url)
+        of_sentinels, of_primary = _of_both(address, options)
         manager = cast("Any", redis.Sentinel)([], **{**of_primary, "ssl": False})
         is_tls = of_sentinels.pop("ssl", False)
         manager.sentinels = [
@@ -330,24 +330,24 @@ def blocking_client_of(url: str, timeout_s: float, sockets: Sockets) -> redis.Re
                     _TlsConnection if is_tls else _TcpConnection, host=host, port=port, **of_sentinels
                 )
             )
-            for host, port in its.sentinels
+            for host, port in address.sentinels
         ]
         client: redis.Redis = manager.master_for(
-            its.name,
+            address.name,
             BlockingSentinelClient,
-            connection_class=_SentinelTlsConnection if its.tls else _SentinelTcpConnection,
+            connection_class=_SentinelTlsConnection if address.tls else _SentinelTcpConnection,
         )
         return client
     class_ = {"unix": _UnixConnection, "rediss": _TlsConnection}.get(scheme_of(url), _TcpConnection)
     return redis.Redis.from_url(url, connection_class=class_, **options)
 
 
-def _of_both(its: SentinelAddress, options: Keywords) -> tuple[Keywords, Keywords]:
+def _of_both(address: SentinelAddress, options: Keywords) -> tuple[Keywords, Keywords]:
     """The options of connections to sentinels and to the primary."""
-    tls: Keywords = {"ssl": True} if its.tls else {}
+    tls: Keywords = {"ssl": True} if address.tls else {}
     return (
-        {**tls, **options, **_read(its.sentinel_options)},
-        {**tls, **options, **_read(its.options)},
+        {**tls, **options, **_read(address.sentinel_options)},
+        {**tls, **options, **_read(address.options)},
     )
 
 
@@ -368,12 +368,12 @@ def _cluster_client_of(url: str, options: Keywords) -> RedisCluster:
         require_full_coverage=False,
         **{**options, "retry": Retry(NoBackoff(), 2)},
     )
-    # It takes no such option, and gives these to each node that it finds.
-    for its in (
+    # The client takes no such option, but passes its keywords on to each node that it finds.
+    for keywords in (
         client.connection_kwargs,
         *(node.connection_kwargs for node in client.nodes_manager.startup_nodes.values()),
     ):
-        its["redis_connect_func"] = greet
+        keywords["redis_connect_func"] = greet
     return client
 
 

@@ -1,4 +1,4 @@
-"""A cluster of stores: which primary has which slot, and calls to each primary that follow moved slots."""
+"""A cluster of stores: the primary of each slot, and calls to primaries that follow moved slots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from app.store.keys import order_key, probe_key, resets_key, retry_key
 from app.store.library import MissingFunctionError
 from app.store.port import (
     Answer,
-    Came,
+    AnswersCallback,
     Fault,
     Memory,
     Plan,
@@ -39,16 +39,16 @@ from app.store.redis import EXAMINE_WITHIN_S, RedisStore, failure
 from app.store.script import SCRIPT
 
 FOLLOW_WITHIN_S: Final = 0.2
-"""How long a call may be sent on to where its slot is now, and be repeated while the slot moves."""
+"""How long a call may follow its slot to another primary, and be retried while the slot moves."""
 
 THREADS: Final = 8
-"""Threads that examine primaries; so many may be silent at once before others wait for their examination."""
+"""Threads that examine primaries. With this many silent primaries, the other examinations wait."""
 
 AGAIN_S: Final = 0.003
-"""The pause before a call is repeated whose keys are being moved."""
+"""The pause before the retry of a call whose keys are being moved."""
 
 _OF_SLOT: Final = (MovedError, AskError, TryAgainError, ClusterDownError)
-"""Errors that come before anything of a call has run, and that say nothing against the connection."""
+"""Errors that come before any part of a call has run; the connection stays usable."""
 
 
 def _no_cluster() -> StoreError:
@@ -62,7 +62,7 @@ def _is_of_slot(reply: object) -> bool:
 
 
 class Address(NamedTuple):
-    """Where a node of the cluster listens."""
+    """The address of a node of the cluster."""
 
     host: str
     port: int
@@ -72,8 +72,8 @@ class PrimaryStore(RedisStore):
     """One primary of a cluster: a call sends one command for each slot, all at once.
 
     Args:
-        cluster: the one that it belongs to.
-        settings: those of ``RedisStore``.
+        cluster: the cluster that it belongs to.
+        settings: as for ``RedisStore``.
     """
 
     CLUSTERED = True
@@ -84,8 +84,8 @@ class PrimaryStore(RedisStore):
         self._cluster = cluster
         self._lost_at = asyncio.get_running_loop().time()  # calls wait for the first connection
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
-        """Decide plans; those of one slot in order, each atomically.
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
+        """Decide plans, each atomically; the plans of one slot are decided in order.
 
         Args:
             done: called with all answers, or with the error of the connection. A plan whose slot could not be
@@ -106,7 +106,7 @@ class PrimaryStore(RedisStore):
         return self._calls
 
     def answers(self, reply: Any) -> list[Answer] | Exception:
-        """What a reply says."""
+        """The answers of a reply, or its error."""
         return self._answers(reply)
 
     def send(self, command: Command, done: Done) -> None:
@@ -123,7 +123,7 @@ class PrimaryStore(RedisStore):
         return self._cluster
 
     async def examine(self) -> tuple[Fault, ...]:
-        """Examine it, and read where the slots are now; if it is away, from other nodes.
+        """Examine the primary, and read the map of slots; from other nodes if the primary is away.
 
         Raises:
             StoreError: as for ``RedisStore``.
@@ -136,24 +136,24 @@ class PrimaryStore(RedisStore):
         await self._cluster.refresh(self.address)
         return faults
 
-    def _came(self, _calls: Connection | None, done: Done, reply: Any) -> None:
+    def _received(self, _calls: Connection | None, done: Done, reply: Any) -> None:
         # One command's error does not close the connection: other replies of the call are still to come.
         if isinstance(reply, Exception) and not (isinstance(reply, StoreError) or _is_of_slot(reply)):
             reply = failure(reply)
         done(reply)
 
     def slots(self) -> Any:
-        """Return its reply to CLUSTER SLOTS; must be called in a thread that may block.
+        """Return the reply of the primary to CLUSTER SLOTS; the call blocks its thread.
 
         Raises:
-            RedisError, OSError: it does not say.
+            RedisError, OSError: no reply, or an error for one.
         """
         return cast("Any", self._examiner).execute_command("CLUSTER SLOTS")
 
     def _faults(self) -> tuple[Fault, ...]:
         faults = super()._faults()
         if any(fault.name == "unchecked" for fault in faults):
-            # The script cannot tell either whether a replica has taken over, which would make an undo wrong.
+            # Without INFO the script cannot see that a replica has taken over, and an undo could be wrong.
             faults = (*faults, Fault("missing_right", "without INFO, charges of refused asks are not undone"))
         try:
             asked: Any = self._examiner.config_get("cluster-require-full-coverage")
@@ -186,7 +186,7 @@ class PrimaryStore(RedisStore):
 class _SlotCalls:
     """The commands of one call, one for each slot, and their answers.
 
-    The call has failed if each of its plans has; otherwise a plan that failed has the error in its answer.
+    The call fails if all its plans fail; otherwise a failed plan has the error in its answer.
 
     Args:
         by_slot: the indexes of the plans in each slot.
@@ -197,7 +197,7 @@ class _SlotCalls:
         primary: PrimaryStore,
         plans: Sequence[Plan],
         by_slot: Mapping[int, list[int]],
-        done: Came,
+        done: AnswersCallback,
     ) -> None:
         self._primary = primary
         self._plans = plans
@@ -212,22 +212,22 @@ class _SlotCalls:
         self._is_done = False
 
     def send(self) -> None:
-        """Send all commands, if there is the memory to encode all of them."""
+        """Send all commands; none is sent if memory to encode one of them is lacking."""
         primary = self._primary
         commands = [
             (primary.command([self._plans[place] for place in places], slot), slot, places)
             for slot, places in self._by_slot.items()
         ]
         for command, slot, places in commands:
-            primary.send(command, partial(self._came, primary, slot, places))
+            primary.send(command, partial(self._received, primary, slot, places))
 
     def _send(self, at: PrimaryStore, slot: int, places: list[int], *, asking: bool = False) -> None:
         command = at.command([self._plans[place] for place in places], slot)
         if asking:
             at.send(("ASKING",), lambda _reply: None)
-        at.send(command, partial(self._came, at, slot, places))
+        at.send(command, partial(self._received, at, slot, places))
 
-    def _came(self, at: PrimaryStore, slot: int, places: list[int], reply: Any) -> None:
+    def _received(self, at: PrimaryStore, slot: int, places: list[int], reply: Any) -> None:
         if self._is_done:
             return
         if isinstance(reply, MissingFunctionError):
@@ -246,12 +246,12 @@ class _SlotCalls:
 
     def _loaded(self, at: PrimaryStore, slot: int, places: list[int], reply: Any) -> None:
         if isinstance(reply, Exception):
-            self._came(at, slot, places, reply)
+            self._received(at, slot, places, reply)
         else:
             self._send(at, slot, places)
 
     def _follow(self, at: PrimaryStore, slot: int, places: list[int], error: Exception) -> None:
-        """Send a command again, to where its slot is now; give it up when that takes too long."""
+        """Send a command again to the current primary of its slot; give up after ``FOLLOW_WITHIN_S``."""
         loop, cluster = asyncio.get_running_loop(), at.cluster
         to, asking = at, False
         if isinstance(error, MovedError | AskError):
@@ -279,7 +279,7 @@ class _SlotCalls:
             self._send(at, slot, places)
 
     def _give_up(self, places: list[int], error: StoreError) -> None:
-        """Answer what was sent on and is not answered yet; what comes later is not looked at."""
+        """Fail the plans that were sent on and are still unanswered; later replies are ignored."""
         if not self._is_done:
             self._fill(places, [Answer((), error=error)] * len(places))
 
@@ -306,7 +306,7 @@ class ClusterStore:
 
     Args:
         url: ``redis+cluster://HOST:PORT,HOST:PORT``; these nodes name the others.
-        settings: those of ``RedisStore``.
+        settings: as for ``RedisStore``.
 
     Attributes:
         primaries: by their addresses.
@@ -325,11 +325,11 @@ class ClusterStore:
         self.ended: Callable[[PrimaryStore], None] = lambda _primary: None
         self._refreshing: asyncio.Task[None] | None = None
         self.error: StoreError | None = StoreError("connection", "no node of the cluster was asked yet")
-        """Why it is not known where the slots are; None once it is."""
+        """Why the map of slots is unknown; None once it is known."""
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that the primaries use together, as far as it is known."""
+        """The memory of all primaries together, without those whose memory is unknown."""
         known = [primary.memory for primary in self.primaries.values() if primary.memory is not None]
         if not known:
             return None
@@ -339,12 +339,12 @@ class ClusterStore:
         )
 
     def primary_of(self, slot: int) -> PrimaryStore | None:
-        """The primary that has a slot; None if no node says."""
+        """The primary that has a slot; None if unknown."""
         owner = self._owners[slot]
         return None if owner is None else self.primaries.get(owner)
 
     def a_slot_of(self, address: Address) -> int:
-        """A slot that a primary has.
+        """The first slot of the primary at an address.
 
         Raises:
             StoreError: it has none.
@@ -355,7 +355,7 @@ class ClusterStore:
             raise StoreError("slot_moved", "the primary has no slots any more") from None
 
     def moved(self, slot: int, address: Address) -> None:
-        """Note where a slot is now, and read the whole map soon."""
+        """Note the new primary of a slot, and read the whole map soon."""
         self.begin(address)
         self._owners[slot] = address
         self.refresh_soon()
@@ -376,7 +376,7 @@ class ClusterStore:
             self._refreshing = asyncio.create_task(self.refresh(), name="read the slots")
 
     async def refresh(self, first: Address | None = None) -> None:
-        """Read where the slots are, from the first node that says.
+        """Read the map of slots from the first node that answers.
 
         Args:
             first: the node to ask first.
@@ -400,10 +400,10 @@ class ClusterStore:
             self.ended(self.primaries.pop(address))
 
     def _read(self, nodes: Sequence[Address]) -> tuple[list[Address | None], list[Address]]:
-        """The owners of all slots and all nodes, as the first node that answers says; blocks its thread.
+        """The owners of all slots, and all nodes, from the first node that answers; blocks its thread.
 
         Raises:
-            StoreError: no node says.
+            StoreError: no node answers.
         """
         failed = StoreError("connection", "no node of the cluster can be reached")
         for node in nodes:
@@ -416,15 +416,15 @@ class ClusterStore:
                 continue
             owners: list[Address | None] = [None] * SLOTS
             every: dict[Address, None] = {}
-            for begin, end, its in read:
-                owners[begin : end + 1] = [its[0]] * (end + 1 - begin)
-                every |= dict.fromkeys(its)
+            for begin, end, addresses in read:
+                owners[begin : end + 1] = [addresses[0]] * (end + 1 - begin)
+                every |= dict.fromkeys(addresses)
             if every:
                 return owners, list(every)
         raise failed
 
     def _slots_as_seen_by(self, node: Address) -> Any:
-        """Return a node's reply to CLUSTER SLOTS, over a connection that there is already if possible."""
+        """Return a node's reply to CLUSTER SLOTS, over an existing connection if possible."""
         if (primary := self.primaries.get(node)) is not None:
             return primary.slots()
         url = single_url(self._url, *node)
@@ -432,7 +432,7 @@ class ClusterStore:
             return cast("Any", client).execute_command("CLUSTER SLOTS")
 
     async def close(self) -> None:
-        """Close what is not a primary; whoever uses the primaries closes them."""
+        """Close everything except the primaries; their users close those."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.wait({self._refreshing})
@@ -458,9 +458,9 @@ def _is_unsent(error: StoreError) -> bool:
 
 
 def _ranges(reply: Any, asked: Address) -> Iterator[tuple[int, int, list[Address]]]:
-    """What ``CLUSTER SLOTS`` says: ranges of slots, each with its primary and then its replicas."""
+    """The reply to ``CLUSTER SLOTS``: ranges of slots, each with its primary and then its replicas."""
     rows = (
-        [(begin, end, [its["primary"], *its["replicas"]]) for (begin, end), its in reply.items()]
+        [(begin, end, [servers["primary"], *servers["replicas"]]) for (begin, end), servers in reply.items()]
         if isinstance(reply, dict)
         else [(row[0], row[1], row[2:]) for row in reply]
     )

@@ -15,17 +15,17 @@ from app.store.keys import identity_of, key_of
 ALGORITHMS: Final = {"sampled_rate": 1, "token_bucket": 2, "producer_ids": 3}
 _DENY, _SHADOW, _CONNECTION, _RECHECK, _BYTES, _REQUESTS, _CLOSED = 1, 2, 4, 8, 16, 32, 64
 DENY, RECORDS, RECHECK = 1, 2, 4
-"""The bits of a manner: how an ask is decided, as far as that changes what is sent of its quotas.
+"""The bits of a manner: the properties of an ask that change the bytes sent for its quotas.
 
 Every quota is decided as deny; the work is done already; it is the second ask for a held connection.
 """
 _FIELDS: Final = {key.usage: number for number, key in enumerate(KEYS.values())}
-"""The number of each usage field: a lease takes the same of each bucket of one field."""
+"""The number of each usage field: a lease takes equal units from all buckets of one field."""
 
 BEFORE: Final = struct.Struct("<BB")
 BETWEEN: Final = struct.Struct("<Hdd")
 AFTER: Final = struct.Struct("<dddd")
-"""The parts of a quota in an ask (``lua/call.lua``): the one between has the number of ids, the limit and the
+"""The parts of a quota in an ask (``lua/call.lua``); ``BETWEEN`` has the number of ids, the limit and the
 usage."""
 
 
@@ -35,12 +35,13 @@ class CompiledQuota(Struct, frozen=True):
     Attributes:
         entity: the entity that it is set on, spelled.
         enforcement: as it applies to these asks.
-        field, per_unit: the usage field that it limits, and how much of that is a unit of the limit.
+        field, per_unit: the usage field that it limits, and the usage in one unit of the limit.
         counts_ids: whether it counts producer ids.
         is_by_broker: whether each broker has buckets of its own.
-        is_shown_alone: whether one gauge shows its bucket: it counts no ids or connections, and decides.
+        is_shown_alone: whether one gauge shows its bucket: it is not in shadow, and counts no ids or
+            connections.
         allowance: as ``Quota.allowance``.
-        head, middle, tail: the key of a bucket, around owner and bucket.
+        head, middle, tail: the parts of a bucket's key around owner and bucket.
         before, limit, after: its bytes in the argument; the limit is between the number of ids and the usage.
     """
 

@@ -35,10 +35,10 @@ class Owed(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """Sends commands and matches replies to them, in order. It is opened once, and not again when it is lost.
+    """Sends commands and matches replies to them, in order. It is opened once, and not again after a loss.
 
     Args:
-        greeted: a connection of redis-py after the greeting; kept, since its end closes the socket.
+        greeted: a connection of redis-py after the greeting; kept, because the socket closes with it.
         lost: called with the reason when the connection is lost, unless this process closed it.
     """
 
@@ -111,8 +111,8 @@ class Connection(asyncio.Protocol):
     def silent_since(self) -> float | None:
         """When the store's silence began, by the loop's clock, while a reply is due.
 
-        None if no reply is due, if there is something to read, or if the call could have left this
-        process and has not: then the node is slow. The kernel is asked, since the loop may be late.
+        None if no reply is due, or if bytes wait to be read. None also if the socket takes bytes but the call
+        is still in this process: then the node is slow. The kernel is asked, since the loop may be late.
         """
         if not self._owed:
             return None
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._forget()
 
     def data_received(self, data: bytes) -> None:
-        """Hand each complete reply to who waits for it."""
+        """Pass each complete reply to its callback."""
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:
@@ -143,7 +143,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all due replies, also one that was cut short, or that there was no memory to read."""
+        """Fail all due replies, also one that was cut short, or could not be read for lack of memory."""
         resource = shortage_of(exc) if exc is not None else None
         if resource is not None:
             error: Exception = ShortageError(resource, str(exc), was_sent=True)
@@ -158,6 +158,6 @@ class Connection(asyncio.Protocol):
         cast("Any", self._greeted)._close()  # noqa: SLF001
 
     def _fail(self, error: Exception) -> None:
-        # In the next turn of the loop: whoever sends another command then knows that this connection is lost.
+        # In the next turn of the loop: a callback that sends another command then sees the lost connection.
         while self._owed:
             self._loop.call_soon(self._owed.popleft().done, error)

@@ -23,11 +23,11 @@ _CONTEXT: Final = struct.Struct("<H")
 _OUTCOMES: Final = struct.Struct("<HH")
 HISTORY_BYTES: Final = 16
 FULL, _KEPT, _UNREADABLE, BRIEF, STAMPED = range(5)
-"""The first byte of an answer; a brief one has two numbers of each quota, which admits."""
+"""The first byte of an answer; a brief one has two numbers for each quota, and all quotas admit."""
 _IS_SPREAD: Final = b"\xc1"
 """The first byte of a context with the results of other slots; no msgpack begins with it."""
 UNKNOWN_RESULT: Final = ChargeResult("admit")
-"""In the place of a result that is not known, such as that of a slot whose primary is away."""
+"""The placeholder of an unknown result, such as one from a slot whose primary is away."""
 _CHARGED: Final = struct.Struct("<ddd")
 _STAMP: Final = struct.Struct("<dd16s")
 _LEASE: Final = struct.Struct("<16sd")
@@ -48,7 +48,7 @@ _KEEPS, _STAMPED, _DELAYED = 32, 64, 128
 def encode_call(
     *, caller_clock: bool, sequential: bool, logged: bool, max_ids: int, brief: bool = False
 ) -> bytes:
-    """The argument for what all asks of a call have in common."""
+    """The first argument of a call, which applies to all its asks."""
     return _CALL.pack(caller_clock, sequential + 2 * logged + 4 * brief, max_ids)
 
 
@@ -65,7 +65,7 @@ def read_reply(reply: Sequence[Any], *, logged: bool) -> list[Answer]:
 
 
 def _id_outcomes(packed: bytes) -> Iterator[tuple[int, bytes]]:
-    """By the place of their ask, what became of ids."""
+    """The outcomes of ids, with the place of their ask."""
     at = 0
     while at < len(packed):
         place, ids = _OUTCOMES.unpack_from(packed, at)
@@ -74,7 +74,7 @@ def _id_outcomes(packed: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def encode_plan(plan: Plan, keys: list[bytes], *, clustered: bool = False) -> bytes:
-    """The argument of a plan, whose keys are added to others."""
+    """The argument of a plan; appends the keys of the plan."""
     charges, mode, extra = plan.charges, _MODES[plan.mode], 0
     if plan.retry is not None:
         keys.append(retry_key(*plan.retry, clustered=clustered))
@@ -109,7 +109,7 @@ def decode_answer(
     """One answer of the script."""
     first = packed[0]
     if first == BRIEF:
-        results = tuple([ChargeResult("admit", None, 0, 0, *its) for its in _BRIEF.iter_unpack(packed[1:])])
+        results = tuple([ChargeResult("admit", None, 0, 0, *pair) for pair in _BRIEF.iter_unpack(packed[1:])])
         return Answer(results, None, None, at_ms, order, id_outcomes, True, packed)
     if first == FULL:
         results = _decode_results(packed[1:])
@@ -134,7 +134,7 @@ def spread_context(context: bytes, places: Sequence[int], results: Sequence[Char
     """The context of an answer that is kept in one slot, with the results of the other slots.
 
     Args:
-        places: the indexes of these results among those of the whole answer.
+        places: the indexes of these results in the whole answer.
     """
     packed = b"".join(map(_pack_result, results))
     return _IS_SPREAD + msgpack.encode((context, places, packed))
@@ -149,7 +149,7 @@ def _in_places(
 
 
 def packed_results(results: Iterable[ChargeResult]) -> bytes:
-    """An answer in the bytes of the script, of results that did not come in one."""
+    """Results that did not come in one answer, packed as an answer of the script."""
     return bytes([FULL]) + b"".join(map(_pack_result, results))
 
 
@@ -178,7 +178,7 @@ def _stamped_answer(packed: bytes, at_ms: int, order: int | None, id_outcomes: b
 
 
 def undo_plan(charges: Iterable[tuple[Charge, Stamp]], at_ms: int | None) -> Plan | None:
-    """The plan that takes back what was charged; None if none of it can be.
+    """The plan that takes charges back; None if none of them can be undone.
 
     Args:
         at_ms: the caller's clock; None under the store's.
@@ -194,14 +194,14 @@ def undo_plan(charges: Iterable[tuple[Charge, Stamp]], at_ms: int | None) -> Pla
 
 
 def release_plan(plan: Plan) -> Plan:
-    """The plan that frees all that a plan holds for its lease."""
+    """The plan that frees all units that a plan holds for its lease."""
     assert plan.lease is not None
     charges = tuple(structs.replace(charge, usage=0) for charge in plan.charges)
     return Plan("settle", charges, at_ms=plan.at_ms, lease=(plan.lease[0], 0))
 
 
 async def answers_of(store: StoreCalls, plans: Sequence[Plan]) -> list[Answer]:
-    """The answers of a call, for who can wait for them.
+    """The answers of a call, for a caller that can wait.
 
     Raises:
         StoreError: no answer, or an error for one; a late call may still be counted.

@@ -2,17 +2,17 @@
 
     qg1:{user=alice}:request_rate:user=alice,client-id=etl:sampled_rate.11.1000.cluster.0    a bucket
     qg1:{user=alice}:ask:HASH                                                                a kept answer
-    qg1:probe                                                                                gone at once
-    qg1:order                                                                                calls so far
-    qg1:birth                                                                                lost with it all
+    qg1:probe                                                                                removed at once
+    qg1:order                                                                                the last call
+    qg1:birth                                                                                lost with all
     qg1:resets                                                                               the last reset
     BUCKET:reset                                                                             its last reset
 
 A cluster puts keys into slots by their hash tags, and a call takes keys of one slot. There these differ:
 
-    qg1:{N}:order                       calls so far of one slot; N is the slot's tag (app.domain.slots)
+    qg1:{N}:order                       the last call of one slot; N is the slot's tag (app.domain.slots)
     qg1:{ask:HASH}                      an answer kept for an ask without a principal
-    qg1:{volumes}:..., qg1:{log}:...    what is qg1:volumes:... and qg1:log:... elsewhere
+    qg1:{volumes}:..., qg1:{log}:...    elsewhere qg1:volumes:... and qg1:log:...
 
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """
@@ -39,7 +39,7 @@ ORDER_KEY: Final = f"{PREFIX}:order".encode()
 BIRTH_KEY: Final = f"{PREFIX}:birth".encode()
 """Random bytes, written when they are missing: if they change, the store lost its state.
 
-It is one for all slots: on a cluster nodes remember no ids, and neither read it nor renew.
+There is one for all slots: on a cluster, nodes remember no ids, so they neither read it nor renew ids.
 """
 
 RESETS_KEY: Final = f"{PREFIX}:resets".encode()
@@ -73,7 +73,7 @@ def reset_key(bucket: bytes) -> bytes:
 
 
 def order_key(slot: int) -> bytes:
-    """The key of the number of the last call that was logged, among those of one slot of a cluster.
+    """The key of the number of the last logged call in one slot of a cluster.
 
     >>> order_key(0), order_key(12739)
     (b'qg1:{3560}:order', b'qg1:{26349}:order')
@@ -82,7 +82,7 @@ def order_key(slot: int) -> bytes:
 
 
 def slot_key(slot: int, name: str) -> bytes:
-    """The key of something that each slot of a cluster has of its own."""
+    """The key of a value that each slot of a cluster has of its own."""
     return b"%b:{%b}:%b" % (PREFIX.encode(), slot_tags()[slot], name.encode())
 
 
@@ -97,7 +97,7 @@ def resets_key(slot: int) -> bytes:
 
 
 def shared_key(name: str, *, clustered: bool) -> str:
-    """The key of something that there is once: on a cluster the first part of its name is a tag.
+    """The key of a value that a store has once; on a cluster, the first part of its name is a tag.
 
     >>> shared_key("log:nodes", clustered=False), shared_key("log:nodes", clustered=True)
     ('qg1:log:nodes', 'qg1:{log}:nodes')

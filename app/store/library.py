@@ -30,7 +30,7 @@ class MissingFunctionError(StoreError):
 class Library:
     """A script and the function that runs it, both of the same name.
 
-    The script, which defines a function ``run(keys, args)``, is built by the first call and not when it is
+    The script defines a function ``run(keys, args)``. It is built by the first call and not when it is
     loaded: only then does a library have ``math`` and ``struct``.
     """
 
@@ -44,7 +44,7 @@ class Library:
 
         Args:
             beyond_maxmemory: it may write even beyond the store's ``maxmemory``; for a script that stops
-                making anything new before that.
+                creating keys before that limit.
         """
         digest = hashlib.sha256(script.encode()).hexdigest()[:32]
         name = f"{PREFIX_OF_NAMES}{digest}"
@@ -88,9 +88,9 @@ async def call_function(
 
 
 async def keep_only_used(run: Run, library: Library) -> None:
-    """Remove those of our libraries that nobody called for a day, except this one.
+    """Remove our libraries that nobody called for a day, except this one.
 
-    If a node still needs one, that costs it two more commands: it loads it again.
+    A node that still needs a removed library loads it again, which takes two more commands.
 
     Raises:
         StoreError: no answer.

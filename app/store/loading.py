@@ -46,7 +46,7 @@ _LOADED: Final = struct.Struct("<4I")
 
 
 def assemble() -> str:
-    """The script that loads: the algorithms as they decide, each followed by how it loads."""
+    """The script that loads: each algorithm of the decisions, followed by its loader."""
     makers = [maker(name, text(f"load_{name}")) for name in ALGORITHMS]
     return "\n".join([numbers(), text("call"), text("holds"), text("undo"), OUTCOMES, *makers, text("load")])
 
@@ -56,7 +56,7 @@ SCRIPT: Final = assemble()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one bucket should hold: items of one kind, those of ids and charges in order of time."""
+    """The items of one kind that one bucket should hold; ids and charges are in order of time."""
 
     applied: AppliedQuota
     items: Items
@@ -66,8 +66,8 @@ class Loader:
     """Puts assertions into a store, one bounded call at a time.
 
     Args:
-        url: the store's.
-        name: of the load; its progress is kept in the store under this name.
+        url: the URL of the store.
+        name: the name of the load; the store keeps its progress under it.
         at_ms: the present time under the caller's clock; None under the store's clock.
         max_ids: the most ids remembered for one principal.
         script: another text in place of the script, for the tests that plant faults in it.
@@ -113,7 +113,7 @@ class Loader:
         return int(await run(self._client, "GET", self._key) or 0)
 
     async def next_orders(self, loads: Sequence[Load]) -> list[int]:
-        """For each load the next place in its order of the decision log; what is decided later comes after.
+        """For each load the next place in its order of the decision log; later decisions come after it.
 
         Raises:
             StoreError: as for ``now_ms``.
@@ -130,14 +130,16 @@ class Loader:
         """Load some buckets, and store how many assertions are done after this call.
 
         Raises:
-            StoreError: as for ``now_ms``; the call may be made again, whatever became of it.
+            StoreError: as for ``now_ms``; the call may be made again in any case.
         """
         if not self._is_clustered:
             return await self._load_in_one_slot(loads, done, self._key)
         results: list[LoadResult] = []
         for slot in dict.fromkeys(map(self._slot_of, loads)):
-            its = [load for load in loads if self._slot_of(load) == slot]
-            results += await self._load_in_one_slot(its, done, slot_key(slot, f"backfill:{self._name}"))
+            slot_loads = [load for load in loads if self._slot_of(load) == slot]
+            results += await self._load_in_one_slot(
+                slot_loads, done, slot_key(slot, f"backfill:{self._name}")
+            )
         await run(self._client, "SET", self._key, done, "PX", PROGRESS_KEPT_MS)
         return results
 
@@ -184,7 +186,7 @@ def written_id(digest: int, at_ms: int, layer_ms: int) -> WrittenId:
 
 
 def _encode(quota: Quota, items: Items) -> bytes:
-    """A bucket's parameters and what it should hold; ``lua/load.lua`` draws it."""
+    """A bucket's parameters and the items that it should hold; ``lua/load.lua`` has the layout."""
     kind, layout = _LAYOUTS[type(items[0])]
     head = (
         BEFORE.pack(NUMBERS[quota.algorithm], 0),

@@ -1,4 +1,4 @@
-"""The port to a store of counters: what one round trip asks, and what the store answers."""
+"""The port to a store of counters: the plans of one round trip, and the store's answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from app.node.shortage import Resource, shortage_of
 from app.store.compiled_quota import CompiledQuota
 
 SPREAD_BYTES: Final = 32
-"""What the store takes for a producer id."""
+"""The size in bytes of a hashed producer id, its spread, in a call to the store."""
 LAYER: Final = 4
-"""One live layer, in the byte that also holds the clock correction: so kept answers keep their length."""
+"""The value of one live layer in the byte that also holds the clock correction.
+
+The shared byte leaves the length of kept answers unchanged."""
 NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
 
@@ -38,10 +40,10 @@ class StoreError(Exception):
 
 
 class ShortageError(StoreError):
-    """This process is short of a resource, which says nothing about the store: nothing is decided by policy.
+    """This process is short of a resource; the store may work, so nothing is decided by policy.
 
     Attributes:
-        was_sent: whether the command had been sent, and may have been carried out; else it was not.
+        was_sent: whether the command had been sent, so that it may have been carried out.
     """
 
     def __init__(self, resource: Resource, detail: str = "", *, was_sent: bool = False) -> None:
@@ -59,7 +61,7 @@ def as_shortage(error: Exception) -> ShortageError | None:
 
 
 class Charge(Struct, gc=False):
-    """What an ask spends of one quota that applies to it.
+    """The charge of an ask to one quota that applies to it.
 
     Attributes:
         compiled: the quota, as it applies to this ask.
@@ -100,25 +102,25 @@ class Charge(Struct, gc=False):
 
 
 class Plan(Struct, gc=False):
-    """What the store needs to know of an ask.
+    """An ask in the form that the store needs.
 
     Attributes:
-        mode: the ask's; or ``refresh``, which refreshes the ids that are seen, as any refusal does, and
-            writes nothing else; or ``renew``, which writes ids that the node knows, and charges nothing; or
-            ``undo``, which takes back what charges took (``app.domain.undo``); or ``look``, which says what
-            each bucket would grant of a lease, and writes nothing.
+        mode: the ask's, or one of these. ``refresh`` refreshes the seen ids, as any refusal does, and writes
+            nothing else. ``renew`` writes ids that the node knows, uncharged. ``undo`` takes charges back
+            (``app.domain.undo``). ``look`` returns the units that each bucket would grant to a lease, and
+            writes nothing. ``hold`` and ``settle``: see ``lease``.
         charges: in the order of the answer; may be empty when only a kept answer is looked for.
-        retry: (principal, hash of the ask and of who sent it) under which an answer that charged is kept;
-            None without an id or in a peek.
+        retry: (principal, hash of the ask and its sender) under which an answer that charged is kept; None
+            without an id or in a peek.
         context: the node's own bytes, given back with a kept answer; in mode ``renew`` the birth of the state
             that the node knows (``Mark``).
         at_ms: the caller's clock; None under the store's.
-        keeps: keep the answer even if nothing was charged, since other parts of the ask were.
-        stamped: answer with the stamps of what was charged, by which it can be undone.
-        byte_delay_ms: the delay that byte rates of other slots gave, to be waited out first (KIP-124).
+        keeps: keep the answer even if nothing was charged here, because other parts of the ask were charged.
+        stamped: answer with the stamps of the charges, which undo needs.
+        byte_delay_ms: the delay by the byte rates of other slots, which comes first (KIP-124).
         lease: in modes ``hold``, ``look`` and ``settle`` the name of the lease, and how long it lasts in
-            milliseconds (0 when it is settled). Hold takes as much of the usage as every bucket grants,
-            settle says what was spent of that.
+            milliseconds (0 when it is settled). ``hold`` takes the part of the usage that every bucket
+            grants; in ``settle`` the usage is the spent part.
     """
 
     mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo", "look"]
@@ -138,13 +140,13 @@ class Plan(Struct, gc=False):
 
 
 class ChargeResult(Struct, frozen=True, gc=False):
-    """What the store answers to one charge.
+    """The answer of the store to one charge.
 
     Attributes:
         clock: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was behind
             by more than a window, and the bucket was moved back; plus 4 for each live layer of producer ids.
         observed, remaining: the bucket after the ask's effect, in the limit's unit; not a number if unknown.
-        given: what depends on the mode; see the properties.
+        given: its meaning depends on the mode; see the properties.
         remembered: for producer ids how many the bucket remembers; see ``lapsed``.
         fill: for producer ids the fill of the newest filter, from 0 to 1; see ``forgiven`` and ``held``.
     """
@@ -161,7 +163,7 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def correction(self) -> int:
-        """0; 1 or 2 as ``clock`` says."""
+        """The clock correction: 0, 1 or 2, as in ``clock``."""
         return self.clock % LAYER
 
     @property
@@ -176,9 +178,9 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def open_ms(self) -> int:
-        """For producer ids, for how long the layer stays open that now holds all ids of the ask.
+        """For producer ids, how long the layer that now holds all ids of the ask stays open.
 
-        0 if it does not hold all of them; always 0 for a peek.
+        0 if no layer holds all of them; always 0 for a peek.
         """
         return 0 if self.reason == "too_large" else int(max(self.given, 0.0))
 
@@ -189,7 +191,7 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def unseen(self) -> int:
-        """For producer ids that are throttled, how many are new."""
+        """For producer ids that are throttled, how many are unseen."""
         return int(max(-self.given, 0))
 
     @property
@@ -199,12 +201,12 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def lapsed(self) -> float:
-        """For a quota of units, those of leases that ended before the ask and that nobody had settled."""
+        """For a quota of units, the units of unsettled leases that ended before the ask."""
         return self.remembered
 
     @property
     def granted(self) -> float:
-        """In mode hold, the units held now, if every quota admits; in mode look, those that would be."""
+        """In mode hold, the units held now, if every quota admits; in mode look, those that would be held."""
         return 0.0 if self.reason == "too_large" else max(self.given, 0.0)
 
 
@@ -212,9 +214,9 @@ class Undone(NamedTuple):
     """A charge that was taken back, because another slot of a cluster refused the ask.
 
     Attributes:
-        order, at_ms: of the charge: its place among all decisions of the store, and the time in the bucket.
-        taken, given: the units that it took, and that were given back; less if that was no longer possible.
-        undo_order: the place of the undo; None if nothing came of it.
+        order, at_ms: the place of the charge among all decisions of the store, and its time in the bucket.
+        taken, given: the units that the charge took, and the units given back, which may be fewer.
+        undo_order: the place of the undo; None if the undo got no answer.
     """
 
     key: bytes
@@ -229,8 +231,9 @@ class Released(NamedTuple):
     """Units that one slot of a cluster held and freed at once, as another one granted less or nothing.
 
     Attributes:
-        order, at_ms: of the hold: its place among all decisions of the store, and the store's time.
-        release_order, released_ms: of the release; None if nothing came of it, and it ends with the lease.
+        order, at_ms: the place of the hold among all decisions of the store, and the store's time.
+        release_order, released_ms: the same of the release; None if it got no answer, so that the units stay
+            held until the lease ends.
     """
 
     key: bytes
@@ -242,7 +245,7 @@ class Released(NamedTuple):
 
 
 class Answer(Struct, frozen=True):
-    """What the store answers to one plan.
+    """The answer of the store to one plan.
 
     Attributes:
         kept: the context of the ask that the answer was kept for.
@@ -250,20 +253,20 @@ class Answer(Struct, frozen=True):
         at_ms: the store's time at the call; 0 under the caller's clock.
         order: its place among all decisions of the store; None if decisions are not logged, or if the call
             could only peek.
-        id_outcomes: what became of its ids, a byte each: SEEN, CHARGED or REFRESHED of
+        id_outcomes: the outcomes of its ids, one byte each: SEEN, CHARGED or REFRESHED of
             ``app.decision_log.batch``.
-        admits: every quota admits, by the word of the store.
-        packed: the answer as it came; empty if it was put together.
-        stamps: of its charges, if the plan wanted them.
+        admits: every quota admits, according to the store.
+        packed: the answer in the store's bytes; empty if this node assembled it.
+        stamps: the stamps of its charges, if the plan asked for them.
         orders: for each result its own place, if the buckets of the ask are in several slots of a cluster;
             else empty: all have ``order``.
-        failure: why some of these results, with reason ``store_failure``, are not the store's.
+        failure: why the results with reason ``store_failure`` are not the store's.
         is_charged: False if nothing stayed charged although no quota refused the ask.
         undone: charges that were made and taken back.
-        released: of a lease, what was held and freed at once.
+        released: units that were held for a lease and freed at once.
         refreshes: the seen ids are still to be refreshed.
-        earlier: the answer of the previous try of this ask, if the order of a batch made it be decided once
-            more. ``undone`` is of all tries, all else of this one.
+        earlier: the answer of the previous try, if this ask was decided more than once. ``undone`` is of all
+            tries; all other fields are of this one.
     """
 
     results: tuple[ChargeResult, ...]
@@ -290,7 +293,7 @@ class Answer(Struct, frozen=True):
 
 
 class Memory(NamedTuple):
-    """The memory that a store uses, and the most that it may use, in bytes; 0 if that has no bound."""
+    """The memory that a store uses, and the most that it may use, in bytes; 0 means no limit."""
 
     used: int
     most: int
@@ -302,7 +305,7 @@ class Memory(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """By what a node notices that the store lost its state, or that a bucket was reset.
+    """Values by which a node detects that the store lost its state, or that a bucket was reset.
 
     Attributes:
         now_ms: the store's time.
@@ -323,7 +326,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-Came = Callable[[list[Answer] | Exception], None]
+AnswersCallback = Callable[[list[Answer] | Exception], None]
 """Called with the answers of a call, or with the error in their place: mostly a ``StoreError``."""
 
 
@@ -333,20 +336,19 @@ class StoreCalls(Protocol):
     The store itself offers them, and so does the circuit in front of it (``app.admission.gathering``).
     """
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:
-            done: called once and never before this returns, with the answers of the first plans, at least of
-                one, or with the error in their place. A call that has written much decides no further ask, so
-                that it does not block the store for long: ask the rest again. A call that failed may still be
-                counted.
+            done: called once, and never before this returns, with the answers of the first plans (at least
+                one) or with an error. A call that has written much decides no further ask, so that it does
+                not block the store for long: send the rest again. A failed call may still be counted.
         """
 
     def silent_since(self) -> float | None:
-        """When its silence began by the loop's clock: a reply is due or the connection is lost; else None.
+        """When the store's silence began, by the loop's clock; None if it is not silent.
 
-        It is not silent while there is something to read, however late the loop reads it.
+        It is silent while a reply is due or the connection is lost, but not if bytes wait to be read.
         """
 
     def give_up(self, error: StoreError) -> None:
@@ -359,7 +361,7 @@ class StoreCalls(Protocol):
             known_ms: for buckets that nodes remember, how long their knowledge is valid.
 
         Returns:
-            its place in the order of the decision log; None if nothing is logged.
+            the place of the removal in the order of the decision log; None if nothing is logged.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.
@@ -369,7 +371,7 @@ class StoreCalls(Protocol):
 class Store(StoreCalls, Protocol):
     """A store of counters: the calls, and its connection.
 
-    While this process is short of what a connection needs, calls fail with ``ShortageError``.
+    While this process lacks a resource for a connection, calls fail with ``ShortageError``.
 
     Attributes:
         lost: called when the connection for calls is lost; the next examination makes a new one, for which

@@ -43,7 +43,7 @@ from app.store.library import Library, MissingFunctionError, Run, call_function,
 from app.store.port import (
     NONE_KNOWN,
     Answer,
-    Came,
+    AnswersCallback,
     Fault,
     Mark,
     Memory,
@@ -67,7 +67,7 @@ PROBE: Final = text("probe")
 """Checks that a script may write; leaves nothing, and works in a full store like the script that decides."""
 
 _BY_TYPE: Final[tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]] = (
-    (MasterDownError, "master_down"),  # which is a kind of the next
+    (MasterDownError, "master_down"),  # a subclass of the next
     (ClusterDownError, "cluster_down"),
     (TryAgainError, "slot_moving"),
     ((MovedError, AskError), "slot_moved"),
@@ -95,17 +95,17 @@ _BY_TEXT: Final = {
 """Errors that redis-py has no class for, by a part of their text."""
 
 _HIDING: Final = (gaierror, SSLError, MasterNotFoundError)
-"""Errors that do not say whether a file could not be opened, or no sentinel be connected to."""
+"""Errors that hide whether a file could not be opened, or a sentinel could not be connected to."""
 
 
 class RedisStore:
     """A store in Valkey 7.2 or later or Redis 7 or later.
 
     Args:
-        url: of one server, or of sentinels that know the primary (``app.store.address``).
+        url: of one server, or of sentinels that know the primary (``app.node.store_url``).
         caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
         sequential: add delays up as KIP-124 does.
-        logged: for the decision log, number the calls and return what became of ids.
+        logged: for the decision log, number the calls and return the outcomes of ids.
         brief: get the answers to plain admissions as two numbers of each quota.
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
@@ -133,7 +133,7 @@ class RedisStore:
         self._own_reserve = Reserve.of(url, threads=1) if reserve is None else None
         self._sockets, self._threads = cast("Reserve", reserve or self._own_reserve)
         self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S, self._sockets)
-        """Its own connections, so that it neither waits for calls nor tests an old connection."""
+        """A client with its own connections, which neither waits for calls nor tests an old connection."""
         self._calls: Connection | None = None
         self._short: ShortageError | None = None
         """Why there is no connection, if this process is short of something."""
@@ -142,7 +142,7 @@ class RedisStore:
         self._heard_at = 0.0
         """When the store last replied to an examination, or its silence began to count, by the same clock."""
         self._waiting: list[tuple[Command, Done]] = []
-        """The commands of these calls, which are sent on that connection."""
+        """The commands that wait, to be sent on the next connection."""
         self.lost: Callable[[StoreError], None] = lambda _error: None
         self._library = Library.of(script, beyond_maxmemory=True)
         self._call = encode_call(
@@ -153,16 +153,15 @@ class RedisStore:
         self.now_ms = 0
         """The store's time at the last call, under the store's clock."""
         self.memory: Memory | None = None
-        """The memory that the last examination found in use; None if that is unknown."""
+        """The memory at the last examination; None if unknown."""
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         """Decide plans in order, each atomically, in one round trip on the open connection.
 
         Args:
-            done: called with the answers of the first plans, at least of one, or with the error in their
-                place, which is mostly a ``StoreError``. A call that has written much decides no further ask,
-                so that it does not block the store for long: ask the rest again. A call that failed may still
-                be counted.
+            done: called with the answers of the first plans (at least one) or with an error, mostly a
+                ``StoreError``. A call that has written much decides no further ask, so that it does not block
+                the store for long: send the rest again. A failed call may still be counted.
         """
         call = self._command(*encode_plans(plans), ORDER_KEY)
 
@@ -205,7 +204,7 @@ class RedisStore:
         return await answers_of(self, plans)
 
     def silent_since(self) -> float | None:
-        """When its silence began by the loop's clock: a reply is due or the connection is lost; else None."""
+        """When the store's silence began, by the loop's clock; None if it is not silent."""
         if self._calls is not None:
             return self._calls.silent_since()
         return None if self._lost_at is None else max(self._lost_at, self._heard_at)
@@ -224,7 +223,7 @@ class RedisStore:
             known_ms: for buckets that nodes remember, how long their knowledge is valid.
 
         Returns:
-            its place in the order of the decision log; None if nothing is logged.
+            the place of the removal in the order of the decision log; None if nothing is logged.
 
         Raises:
             StoreError: no answer, or an error for one; a late call may still remove them.
@@ -244,7 +243,7 @@ class RedisStore:
         return int(order) * ORDER_STEP or None
 
     async def mark(self) -> Mark:
-        """By what a node notices a loss or a reset; after a failover or a start the state counts as another.
+        """Read the values by which a node detects a loss or a reset; a failover or a start changes the birth.
 
         Raises:
             StoreError: no answer, or an error for one.
@@ -265,7 +264,7 @@ class RedisStore:
 
         Raises:
             ShortageError: this process is short of something, so the store could not be examined.
-            StoreError: it does not, or it is a cluster: the keys of an ask may be in several slots.
+            StoreError: it does not work, or it is a cluster: the keys of an ask may be in several slots.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -328,7 +327,7 @@ class RedisStore:
         return (*faults, Fault("missing_right", lacking)) if lacking else faults
 
     async def _lacking(self, run: Run) -> str:
-        """Say which rights the store's user lacks; empty if none, or if the server cannot tell.
+        """Name the missing rights of the store's user; empty if none, or if the server cannot check them.
 
         Raises:
             StoreError: no answer, or scripts are not allowed.
@@ -362,12 +361,12 @@ class RedisStore:
             self._waiting.append((command, done))
             return
         if calls is not None and calls.is_open:
-            calls.send(command, partial(self._came, calls, done))
+            calls.send(command, partial(self._received, calls, done))
         else:
             error = self._short or ConnectionError("there is no connection to the store")
-            asyncio.get_running_loop().call_soon(self._came, calls, done, error)
+            asyncio.get_running_loop().call_soon(self._received, calls, done, error)
 
-    def _came(self, calls: Connection | None, done: Done, reply: Any) -> None:
+    def _received(self, calls: Connection | None, done: Done, reply: Any) -> None:
         if isinstance(reply, Exception):
             failed = reply if isinstance(reply, StoreError) else failure(reply)
             if calls is not None and calls is self._calls and not isinstance(failed, MissingFunctionError):
@@ -387,7 +386,7 @@ class RedisStore:
         self.lost(failed)
 
     def _end_wait(self) -> None:
-        """Send what waited for this connection; without one, that fails."""
+        """Send the commands that waited for a connection; without one, they fail."""
         self._lost_at = None
         waiting, self._waiting = self._waiting, []
         for command, done in waiting:
@@ -465,7 +464,7 @@ async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any
 
 
 def failure(error: Exception) -> StoreError:
-    """Name a failure of the store in one word: the one list of them (``docs/failures.md``)."""
+    """Name a failure of the store in one word. This is the only list of the words (``docs/failures.md``)."""
     if isinstance(error, StoreError):
         return error
     if resource := _shortage_behind(error):
@@ -481,7 +480,7 @@ def failure(error: Exception) -> StoreError:
 
 
 def _shortage_behind(error: Exception) -> Resource | None:
-    """Return the resource that was short, also if the error hides it."""
+    """Return the resource that was short, even if the error hides it."""
     resource = shortage_of(error)
     if resource is None and any(isinstance(cause, _HIDING) for cause in causes(error)):
         return "descriptors" if is_out_of_descriptors() else None

@@ -48,7 +48,7 @@ _LOGGED: Final[Mapping[str, str]] = {
 }
 _CLUSTERED: Final[Mapping[str, str]] = {name: name for name in ("CLUSTER SLOTS", "ASKING", "COMMAND")}
 _UNCHECKED: Final = ("EVAL", "INFO", "FUNCTION LIST", "FUNCTION DELETE")
-"""EVAL makes the check; the others are missed in other ways, or not at all."""
+"""EVAL makes the check; the lack of the others shows elsewhere, or does no harm."""
 
 ASKED_OF_SENTINELS: Final = ("SENTINEL MASTERS",)
 
@@ -57,7 +57,7 @@ RULE_IS_IN: Final = "; docs/settings.md has the rule that it needs"
 
 
 def needed(*, logged: bool, clustered: bool) -> dict[str, str]:
-    """Return the commands without which something does not work, each with an example.
+    """Return the commands that the store's user needs, each with an example.
 
     Args:
         logged: decisions are logged.
@@ -70,7 +70,7 @@ class Examination:
     """The rights that a node examines: commands, and keys of each kind.
 
     Args:
-        logged, clustered: as of ``needed``.
+        logged, clustered: as for ``needed``.
 
     Attributes:
         asked: the arguments of ``RIGHTS``.
@@ -87,7 +87,7 @@ class Examination:
         ]
 
     def missing(self, places: Iterable[int]) -> str:
-        """Say what the user of the store lacks; empty if nothing.
+        """Name the missing rights of the store's user; empty if none.
 
         Args:
             places: the reply of ``RIGHTS``.

@@ -1,6 +1,6 @@
 """The Lua scripts, read from ``lua/*.lua``; the large one, which decides, is put together from several.
 
-``library.py`` makes a function library of the large one. ``run_script`` sends the small ones as they are.
+``library.py`` makes a function library of the large one. ``run_script`` sends the small ones unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK_EVERY_MS: Final = 100
 """The least time between two checks of the store's memory by the script: a check takes 18 microseconds."""
 
 MOST_WRITTEN: Final = 256 * 1024
-"""Bytes after which a call decides no further ask."""
+"""Written bytes after which a call decides no further ask."""
 
 FOLDER: Final = files("app.store") / "lua"
 
@@ -62,7 +62,7 @@ def numbers() -> str:
 
 
 def shares() -> str:
-    """The shapes of segments by share, as the domain has them."""
+    """The shapes of segments by share, from the domain."""
     return f"local SHARES = {{{', '.join(f'{{{hashes}, {load!r}}}' for hashes, load in SHARES)}}}\n"
 
 
@@ -72,7 +72,7 @@ def text(name: str) -> str:
 
 
 def maker(name: str, more: str = "") -> str:
-    """Wrap an algorithm, with what is added to it, in a Lua function that returns it."""
+    """Wrap an algorithm, and code that is added to it, in a Lua function that returns the algorithm."""
     before = shares() if name == "producer_ids" else ""
     return f"local function make_{name}()\n{before}{text(name)}{more}return {name}\nend\n"
 

@@ -2,8 +2,7 @@
 
 A limit of open files may be reached at any time, for instance by callers that connect. Each connection to the
 store therefore has a spare: a socket that was made at start and needs no new descriptor to connect. While the
-process is short of descriptors, names are not looked up and certificates are not read again either: what was
-last found is used.
+process is short of descriptors, it uses the last known addresses and certificates.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _TLS_OPTIONS: Final = (
     *("keyfile", "certfile", "cert_reqs", "include_verify_flags", "exclude_verify_flags"),
     *("ca_certs", "ca_data", "ca_path", "check_hostname", "min_version", "ciphers", "password"),
 )
-"""What ``RedisSSLContext`` takes; in a URL each begins with ``ssl_``."""
+"""The options of ``RedisSSLContext``; in a URL each begins with ``ssl_``."""
 
 _TLS_DEFAULTS: Final = {"cert_reqs": "required", "check_hostname": True}
 
@@ -37,7 +36,7 @@ class Sockets:
 
     Args:
         spares: how many sockets to keep.
-        family: of the first spares; later ones are of the family that was used last.
+        family: the family of the first spares; later spares have the family that was used last.
     """
 
     def __init__(self, spares: int, family: socket.AddressFamily) -> None:
@@ -51,7 +50,7 @@ class Sockets:
         self.refill()
 
     def keep(self, spares: int) -> None:
-        """Keep so many spare sockets from now on, as far as they can be made."""
+        """Keep this many spare sockets from now on, as far as they can be made."""
         with self._lock:
             self._count = spares
             while len(self._spares) > spares:
@@ -72,7 +71,7 @@ class Sockets:
         """Open a TCP connection.
 
         Raises:
-            OSError: there is no such host, it refused, or it did not answer within so many seconds.
+            OSError: there is no such host, it refused, or it did not answer in time.
         """
         failed: OSError | None = None
         for family, address in self._addresses(host, port):
@@ -99,10 +98,10 @@ class Sockets:
         Raises:
             OSError: a certificate cannot be read.
         """
-        its = {name: options[f"ssl_{name}"] for name in _TLS_OPTIONS if f"ssl_{name}" in options}
-        key = repr(its)
+        tls_options = {name: options[f"ssl_{name}"] for name in _TLS_OPTIONS if f"ssl_{name}" in options}
+        key = repr(tls_options)
         if key not in self._contexts or not is_out_of_descriptors():
-            self._contexts[key] = RedisSSLContext(**{**_TLS_DEFAULTS, **its}).get()
+            self._contexts[key] = RedisSSLContext(**{**_TLS_DEFAULTS, **tls_options}).get()
         return self._contexts[key]
 
     def close(self) -> None:
@@ -117,8 +116,8 @@ class Sockets:
             if known is None or not is_out_of_descriptors():
                 raise
             return known
-        its = self._found[host, port] = [(family, address) for family, *_, address in found]
-        return its
+        addresses = self._found[host, port] = [(family, address) for family, *_, address in found]
+        return addresses
 
     def _connect(self, family: socket.AddressFamily, address: Any, within_s: float | None) -> socket.socket:
         opened = self._socket(family)
@@ -129,7 +128,7 @@ class Sockets:
             if isinstance(error, TimeoutError):
                 opened.close()
             else:
-                self._give_back(opened)  # Linux lets a socket connect again that was refused
+                self._give_back(opened)  # Linux lets a refused socket connect again
             raise
         self._family = family
         return opened
@@ -154,6 +153,6 @@ class Sockets:
 
 
 def _close_all(sockets: list[socket.socket]) -> None:
-    """Close the spare sockets of a store that nobody uses any more, perhaps one that was never opened."""
+    """Close the spare sockets of an unreferenced store, even one that was never opened."""
     for each in sockets:
         each.close()

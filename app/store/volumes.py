@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from app.domain.volumes import Drill, FactorState
 from app.store.client import client_of, is_clustered, shared_key_of
 from app.store.keys import PREFIX
-from app.store.lease import lease_keys
+from app.store.leader_election import leadership_keys
 from app.store.port import StoreError
 from app.store.redis import run, run_script
 from app.store.script import text
@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 async def change(
     record: VolumeRecord, judge: Callable[[Reading], Awaitable[FactorState]], token: int | None = None
 ) -> tuple[str, FactorState]:
-    """Replace the record by what ``judge`` makes of it; retried when another writer was faster.
+    """Replace the record by the result of ``judge``; retried when another writer was faster.
 
     Returns:
         what ``replace`` returned, and the state; ``changed`` if others were faster each time.
@@ -76,7 +76,7 @@ class VolumeRecord:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._token_key = lease_keys(LEASE, clustered=is_clustered(client))[1]
+        self._token_key = leadership_keys(LEASE, clustered=is_clustered(client))[1]
         self._record_key = shared_key_of(client, RECORD)
         self._drill_key = shared_key_of(client, DRILL)
         self._raw = b""

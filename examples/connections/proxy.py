@@ -20,9 +20,9 @@ import httpx
 
 LONGEST_HOLD_MS: Final = 1_000
 QUIET_S: Final = 1.0
-"""For so long after a failed ask none is made: an outage costs the others one ask's time in a second."""
+"""The pause after a failed ask: an outage costs other connections the time of one ask in a second."""
 OVERLOADED: Final = "urn:quotagate:overloaded"
-"""The type of the problem with which a Quotagate that has too much to do refuses an ask."""
+"""The type of the problem in the answer of an overloaded Quotagate."""
 LONGEST_SHED_MS: Final = 3_000
 CONNECT_WITHIN_S: Final = 5.0
 REMEMBERED: Final = 10_000
@@ -32,7 +32,7 @@ LOG: Final = logging.getLogger("connections")
 
 
 class Step(NamedTuple):
-    """What becomes of a new connection, what that is counted as, and how long it waits before."""
+    """The action on a new connection, the name of its counter, and the wait before it."""
 
     act: Literal["pipe", "hold", "close"]
     counted: str
@@ -40,10 +40,10 @@ class Step(NamedTuple):
 
 
 def next_step(decision: object, throttle_ms: object, *, rechecked: bool) -> Step:
-    """What KIP-612 has an acceptor do with an answer.
+    """The step of an acceptor after an answer, by KIP-612.
 
     Raises:
-        ValueError: it is no answer.
+        ValueError: the values are no answer.
     """
     if not isinstance(throttle_ms, int) or throttle_ms < 0:
         raise ValueError(f"throttle_ms is {throttle_ms!r}")
@@ -64,7 +64,7 @@ def next_step(decision: object, throttle_ms: object, *, rechecked: bool) -> Step
 
 
 def shed_step(retry_after: str | None, *, rechecked: bool) -> Step:
-    """What becomes of a connection that a busy Quotagate did not look at: it waits once, and is no outage."""
+    """The step after an ask that a busy Quotagate shed: the connection waits once; this is no outage."""
     if rechecked:
         return Step("close", "closed_shed")
     seconds = int(retry_after) if retry_after and retry_after.isdecimal() else 1
@@ -91,11 +91,11 @@ class Acceptor:
         self.ask_again_at = 0.0
 
     async def accept(self, listening: socket.socket) -> None:
-        """Accept for ever; whoever comes while another is decided waits in the kernel's backlog."""
+        """Accept for ever; while one connection is decided, others wait in the kernel's backlog."""
         while True:
             try:
                 client, address = await asyncio.get_running_loop().sock_accept(listening)
-            except OSError as error:  # out of file descriptors, or it is gone already
+            except OSError as error:  # out of file descriptors, or the client is gone already
                 LOG.warning("cannot accept: %s", error)
                 await asyncio.sleep(0.1)
                 continue
@@ -108,7 +108,7 @@ class Acceptor:
             await decided.wait()
 
     async def finish(self, within_s: float) -> None:
-        """Close what is not open yet; what is open may end by itself for so long."""
+        """Close connections that are not forwarded yet; give the others this time to end by themselves."""
         for task in self.connections - self.open:
             task.cancel()
         if self.open:
@@ -118,7 +118,7 @@ class Acceptor:
         await asyncio.gather(*self.connections, return_exceptions=True)
 
     def report(self) -> None:
-        """Say in one line what there is and what was done."""
+        """Log the numbers of held and open connections, and all counters, in one line."""
         there_is = {"held": len(self.held), "open": len(self.open)}
         LOG.info(" ".join(f"{name}={n}" for name, n in {**there_is, **self.counts}.items()))
 
@@ -138,18 +138,18 @@ class Acceptor:
                     await self._pipe(client)
 
     def _known(self, ip: str) -> Step | None:
-        """An address that has to wait is not asked for before its time: nothing of it would pass."""
+        """The hold of an address that has to wait: to ask before its time would be useless."""
         until, counted = self.told_to_wait.get(ip, (0.0, ""))
         left_s = until - time.monotonic()
         return Step("hold", counted, math.ceil(left_s * 1000)) if left_s > 0 else None
 
     async def _hold(self, ip: str, wait_ms: int) -> Step:
-        """Keep the socket of an address that has to wait, unread, and ask again; nobody waits for that."""
+        """Hold the unread socket of an address that has to wait, then ask again; others need not wait."""
         if len(self.held) >= self.options.hold:
             return Step("close", "closed_full")
         with _listed(self.held):
             await asyncio.sleep(wait_ms / 1000)
-            async with self.recheck_turn:  # one at a time queues for a turn, so every second is a newcomer's
+            async with self.recheck_turn:  # one re-check at a time, so every second turn is a newcomer's
                 return await self._decide(ip, rechecked=True)
 
     async def _decide(self, ip: str, *, rechecked: bool) -> Step:
@@ -169,7 +169,7 @@ class Acceptor:
         self.told_to_wait[ip] = (time.monotonic() + step.wait_ms / 1000, step.counted)
 
     async def _ask(self, ip: str, *, rechecked: bool) -> Step:
-        """What Quotagate says; without an answer that can be used, what --when-away says."""
+        """The step by Quotagate's answer; without a usable answer, the step of --when-away."""
         if time.monotonic() < self.ask_again_at:
             return WITHOUT_ANSWER[self.options.when_away]
         self.counts["rechecked" if rechecked else "asked"] += 1
@@ -213,7 +213,7 @@ class Acceptor:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass bytes on no faster than they are taken, and then their end."""
+    """Forward bytes with backpressure, and then the end of the stream."""
     while some := await reader.read(CHUNK):
         writer.write(some)
         await writer.drain()
@@ -222,7 +222,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @contextlib.contextmanager
 def _listed(tasks: set[asyncio.Task[None]]) -> Iterator[None]:
-    """Be in a list of tasks for a while."""
+    """Keep the current task in a set during the block."""
     task = asyncio.current_task()
     assert task is not None
     tasks.add(task)
@@ -240,7 +240,7 @@ async def serve(options: argparse.Namespace) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server(options.listen, family=family, backlog=socket.SOMAXCONN) as listening:
         listening.setblocking(False)
-        # Idle connections end before a node that stops ends them (QUOTAGATE_DRAIN_MS).
+        # Idle connections end before a stopping node ends them (QUOTAGATE_DRAIN_MS).
         limits = httpx.Limits(max_connections=100, keepalive_expiry=1)
         async with httpx.AsyncClient(
             base_url=options.quotagate, headers=headers, trust_env=False, limits=limits

@@ -1,7 +1,7 @@
 """`make demo`: Quotagate between nginx and a site, with people, a Kafka client, an operator and an outage.
 
-Where there is no nginx it says so in one line, and people ask `/v1/check` themselves as nginx would for them:
-a newcomer sees the same decisions, and has to install nothing first.
+Without nginx the demo says so in one line, and people ask `/v1/check` themselves, as nginx would for them.
+A newcomer sees the same decisions without installing anything.
 """
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
@@ -32,7 +32,7 @@ from examples.demo.callers import Caller, gather
 from examples.demo.screen import Screen
 
 LASTS_S: Final = 40.0
-"""Then a quota is raised after 10 s, and the store hangs after 20 s, for 3 s."""
+"""In this time a quota is raised after 10 s, and the store hangs after 20 s, for 3 s."""
 NEXT: Final = """
 What to try next:
   make run              the same Quotagate, to stay: http://127.0.0.1:8080, every route at /docs
@@ -42,7 +42,7 @@ What to try next:
 
 
 def rate(limit: int, **more: str) -> dict[str, Any]:
-    """So many requests a second, as a token bucket, which shows what it does from the first second."""
+    """A limit of requests a second, as a token bucket, which limits from the first second."""
     return {"request_rate": {"algorithm": "token_bucket", "limit": limit, "burst": limit, **more}}
 
 
@@ -55,7 +55,7 @@ QUOTAS: Final = {
 
 
 async def demo(seconds: float, screen: Screen) -> None:
-    """From an empty folder to its end."""
+    """Run the demo, with everything that it starts."""
     async with AsyncExitStack() as stack:
         await unless_ended(stack, play(stack, seconds, screen))
 
@@ -75,7 +75,7 @@ async def unless_ended(stack: AsyncExitStack, story: Coroutine[Any, Any, None]) 
 
 
 async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
-    """Have everybody ask while the story goes on; what is started for it ends with the stack."""
+    """Have everybody ask while the story goes on; the started programs end with the stack."""
     screen.say("Quotagate starts, and nginx where there is one; q or Ctrl-C ends it all")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotagate-demo-")))
     there = await arrange(stack, folder)
@@ -104,7 +104,7 @@ async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
 async def story(
     there: Arrangement, operator: httpx.AsyncClient, screen: Screen, callers: Sequence[Caller], pace: float
 ) -> None:
-    """What happens by itself; what is said of answers was seen in them."""
+    """Play the scripted events; each text about answers reports real answers."""
     alice, *_, etl = callers
     await until(lambda: alice.recent)
     screen.note(f"the first decision: alice, {alice.recent[0][1].words}")
@@ -129,7 +129,7 @@ async def story(
 
 
 async def put(operator: httpx.AsyncClient, entity: str, quotas: object) -> Mapping[str, Any]:
-    """Set an entity's quotas through the API; what the API says they are now."""
+    """Set an entity's quotas through the API; return the quotas in the answer."""
     answer = (await operator.put(f"/v1/quotas/{entity}", json=quotas)).raise_for_status()
     found: Mapping[str, Any] = answer.json()["quotas"]
     return found
@@ -146,7 +146,7 @@ def share(counts: Mapping[str, int]) -> str:
 
 @asynccontextmanager
 async def hanging_store(there: Arrangement) -> AsyncIterator[None]:
-    """The embedded store hangs, and goes on whatever happens; it says itself which program it is."""
+    """Stop the embedded store, and resume it after the block; the store itself gives its process id."""
     async with redis.asyncio.Redis(unix_socket_path=str(there.home / "store.sock")) as store:
         pid = (await store.info("server"))["process_id"]
     os.kill(pid, signal.SIGSTOP)

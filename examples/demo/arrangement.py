@@ -1,4 +1,4 @@
-"""What the demo runs: Quotagate with a home of its own, a site, and nginx between people and the site."""
+"""The programs of the demo: Quotagate with its own home, a site, and nginx between people and the site."""
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from app.node.command_lines import quotagate
 
 ROOT: Final = Path(__file__).parents[2]
 ADDRESS: Final = "127.0.0.7"
-"""Where the guests come from; all others come from 127.0.0.1."""
+"""The address of the guests; all others come from 127.0.0.1."""
 GUESTS: Final = ("guest1", "guest2", "guest3")
 PASSWORD: Final = "demo"  # noqa: S105  everybody's, at a site on loopback that lives for a minute
 WITHIN_S: Final = 60.0
 
 
 class DidNotStart(Exception):
-    """Says why a program that the demo wants is not there."""
+    """A program of the demo is missing or did not start; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where everything is: URLs and the home of Quotagate; without nginx, why it is missing."""
+    """The URLs and the home of Quotagate; without nginx, why it is missing."""
 
     quotagate: str
     home: Path
@@ -42,8 +42,8 @@ class Arrangement:
 
 
 async def arrange(stack: AsyncExitStack, folder: Path) -> Arrangement:
-    """Start everything; it is stopped with the stack, the last first."""
-    port, home = free_port(), folder / "home"
+    """Start all programs; the stack stops them, the last first."""
+    port, home = free_port(stack), folder / "home"
     settings = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port)}
     url = f"http://127.0.0.1:{port}"
     await start(stack, folder / "quotagate", quotagate("up"), f"{url}/health/ready", settings)
@@ -55,7 +55,7 @@ async def arrange(stack: AsyncExitStack, folder: Path) -> Arrangement:
 
 
 async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) -> str:
-    """The gateway of `examples/nginx`, with ports and people of the demo; its URL."""
+    """Start the gateway of `examples/nginx` with ports and people of the demo; return its URL."""
     places = (str(ROOT / ".tools" / "debian" / "bin"), os.environ.get("PATH", ""), "/usr/sbin")
     nginx = shutil.which("nginx", path=os.pathsep.join(places))
     if nginx is None:
@@ -63,7 +63,7 @@ async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) 
     if sys.platform != "linux":
         raise DidNotStart(f"only Linux has {ADDRESS}, where guests behind nginx would come from")
     site = await stack.enter_async_context(await asyncio.start_server(welcome, "127.0.0.1", 0))
-    port = free_port()
+    port = free_port(stack)
     changes = {
         "listen 8000;": f"listen 127.0.0.1:{port};",
         "listen [::]:8000;": "",  # not every machine has IPv6
@@ -78,7 +78,7 @@ async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) 
     (folder / "quotagate.conf").write_text(text, encoding="utf-8")
     passwords = (f"{name}:{{PLAIN}}{PASSWORD}\n" for name in ("alice", "bob", "mallory", *GUESTS))
     (folder / "passwords").write_text("".join(passwords), encoding="utf-8")
-    # One program: the workers that root's nginx makes could not read this folder.
+    # One process: worker processes of root's nginx could not read this folder.
     options = ("-p", ".", "-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; master_process off;")
     await start(stack, folder, [nginx, *options], f"http://127.0.0.1:{port}")
     return f"http://127.0.0.1:{port}"
@@ -87,7 +87,7 @@ async def start_nginx(stack: AsyncExitStack, folder: Path, quotagate_port: int) 
 async def start(
     stack: AsyncExitStack, folder: Path, command: list[str], url: str, settings: dict[str, str] | None = None
 ) -> None:
-    """Start a program in a folder and wait until it answers; it ends with the demo, however that ends."""
+    """Start a program in a folder and wait until it answers; the stack stops it."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
     in_folder = ("sh", "-c", 'mkdir -p "$0" && cd "$0" && exec "$@" >log 2>&1', str(folder))
     child = Child(folder.name, [*in_folder, *command], env=bare | (settings or {}), stop_within_s=WITHIN_S)
@@ -114,10 +114,18 @@ async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def free_port() -> int:
-    """A free port, below those that the system hands out by itself."""
+def free_port(stack: AsyncExitStack) -> int:
+    """A free port below the ephemeral ports of the system.
+
+    On Linux, a socket that does not listen keeps others from the port while the stack is open. A server with
+    SO_REUSEADDR can listen there all the same.
+    """
     for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as mine, suppress(OSError):
-            mine.bind(("127.0.0.1", port))
+        held = stack.enter_context(socket.socket())
+        with suppress(OSError):
+            held.bind(("127.0.0.1", port))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if sys.platform != "linux":
+                held.close()  # there, nothing else could listen on the port
             return port
     raise DidNotStart("no port is free")

@@ -1,4 +1,4 @@
-"""Who asks in the demo and what each was answered; every number on the screen is counted here."""
+"""The callers of the demo and their answers; every number on the screen is counted here."""
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATE_OVER_S: Final = 2.0
 
 
 class Answer(NamedTuple):
-    """``admitted``, ``throttled`` or ``failed``; in words; ``store``, ``fallback``, or ``none`` decided."""
+    """The outcome ``admitted``, ``throttled`` or ``failed``, its text, and the source of the decision."""
 
     outcome: str
     words: str
@@ -34,7 +34,7 @@ Ask = Callable[[], Awaitable[Answer]]
 
 @dataclass(slots=True)
 class Caller:
-    """Somebody who asks so many times a second, whatever is answered."""
+    """A caller that asks at a constant rate, whatever the answers are."""
 
     name: str
     does: str
@@ -46,11 +46,11 @@ class Caller:
 
     @property
     def source(self) -> str | None:
-        """Of the last answer."""
+        """The source of the last answer."""
         return self.recent[-1][1].source if self.recent else None
 
     def rate(self, now: float) -> float:
-        """How many answers a second there were of late."""
+        """The recent number of answers per second."""
         return sum(at > now - RATE_OVER_S for at, _ in self.recent) / RATE_OVER_S
 
     async def keep_asking(self) -> None:
@@ -61,7 +61,7 @@ class Caller:
             except httpx.HTTPError as error:
                 answer = Answer("failed", type(error).__name__, "none")
             self.take(now := time.monotonic(), answer)
-            due = max(due + 1 / self.asks_per_s, now - 1)  # what a slow answer held up is made up for
+            due = max(due + 1 / self.asks_per_s, now - 1)  # catches up after a slow answer
             await asyncio.sleep(max(0.0, due - now))
 
     def take(self, now: float, answer: Answer) -> None:
@@ -74,7 +74,7 @@ class Caller:
 
 
 async def gather(stack: AsyncExitStack, there: Arrangement) -> list[Caller]:
-    """Everybody, with connections of their own."""
+    """All callers, each with its own connections."""
 
     async def client(address: str = "127.0.0.1") -> httpx.AsyncClient:
         transport = httpx.AsyncHTTPTransport(local_address=address if there.nginx else None)
@@ -103,7 +103,7 @@ def person(http: httpx.AsyncClient, there: Arrangement, *names: str, address: st
 
 
 def understood(reply: httpx.Response) -> Answer:
-    """What a status and its headers say; the fallback does not know what is left."""
+    """The answer in a status and its headers; a fallback answer has no remaining amounts."""
     left = [int(number) for number in re.findall(r"r=(\d+)", reply.headers.get("RateLimit", ""))]
     source = "none" if "X-Throttle-Ms" not in reply.headers else "store" if left else "fallback"
     match reply.status_code:

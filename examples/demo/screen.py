@@ -1,4 +1,4 @@
-"""What the demo shows: one calm screen in a terminal, plain lines anywhere else."""
+"""The output of the demo: one calm screen in a terminal, plain lines anywhere else."""
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 ADMITTED, THROTTLED = "green", "dark_orange3"
 ADMITTED_ALONE, THROTTLED_ALONE = "sky_blue3", "navy_blue"
 QUOTAS, EVENTS = 5, 7
-"""Lines that are kept for them, so that nothing jumps."""
+"""Lines that are reserved for quotas and events, so that nothing jumps."""
 
 
 class Screen:
-    """All there is to show, and what has happened so far.
+    """The screen, and the events so far.
 
     Attributes:
-        quotas: each entity's, as the API gives them.
+        quotas: the quotas of each entity, as the API gives them.
     """
 
     def __init__(self, console: Console) -> None:
@@ -45,13 +45,13 @@ class Screen:
         self._events: deque[str] = deque(maxlen=EVENTS)
 
     def note(self, event: str) -> None:
-        """Something happened."""
+        """Add an event."""
         self._events.append(f"{time.monotonic() - self._began:5.1f} s  {event}")
         if not self._drawn:
             self.say(self._events[-1])
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(line, soft_wrap=True, markup=False)
 
     async def show(self, there: Arrangement, callers: Sequence[Caller], ends_at: float) -> None:
@@ -69,7 +69,7 @@ class Screen:
             self.note(f"admitted+throttled: {'  '.join(counts)}")
 
     def sum_up(self, callers: Sequence[Caller]) -> None:
-        """What it came to."""
+        """Print the totals."""
         all_of_them = sum((one.counts + one.sources for one in callers), start=Counter[str]())
         counts = "{admitted} admitted, {throttled} throttled, {fallback} of these without the store"
         self.say(f"in all: {counts.format_map(all_of_them)}")
@@ -101,14 +101,14 @@ class Screen:
 
 
 def intro(there: Arrangement) -> str:
-    """What is going on, in a line."""
+    """The set-up of the demo, in a line."""
     if there.nginx:
         return "people ─▶ nginx ─▶ a site; nginx asks Quotagate, and so does a Kafka broker"
     return f"people and a Kafka broker ─▶ Quotagate; {there.why_not}"
 
 
 def in_words(key: str, quota: Mapping[str, Any]) -> str:
-    """One quota."""
+    """One quota as text."""
     if key == "producer_ids_rate":
         return f"{key}  {quota['limit']} new ids in {quota['window_ms'] / 1000:g} s"
     without = f"; on_store_failure: {quota['on_store_failure']}" if "on_store_failure" in quota else ""
@@ -116,7 +116,7 @@ def in_words(key: str, quota: Mapping[str, Any]) -> str:
 
 
 def table(callers: Sequence[Caller], now: float, width: int) -> Table:
-    """A row for each caller; the wider it may be, the further back it shows."""
+    """A row for each caller; a wider table shows more of the past."""
     seconds = max(1, min(REMEMBERED_S - 1, (width - WITHOUT_TRACE) // CELLS_PER_S))
     rows = Table(
         Column("who"),
@@ -137,7 +137,7 @@ def table(callers: Sequence[Caller], now: float, width: int) -> Table:
 
 
 def trace(caller: Caller, now: float, seconds: int) -> Text:
-    """A cell for each half second: what was admitted fills it from below, in blue without the store."""
+    """A cell for each half second: the admitted share fills it from below, in blue without the store."""
     cells: dict[int, list[Answer]] = {}
     for at, answer in caller.recent:
         cells.setdefault(int(at * CELLS_PER_S), []).append(answer)

@@ -13,7 +13,7 @@ key() {
 key ca
 openssl req -x509 -new -key ca.key -subj "/CN=example authority" -days 30 -out ca.pem
 
-# A person is named by the URI; the CN is for gateways that read it. Nobody has both names of a server and of a person.
+# A person is named by the URI; the CN is for gateways that read it. No certificate names both a server and a person.
 certificate() {
     key "$1"
     openssl req -new -key "$1.key" -subj "/CN=$1" |

@@ -1,7 +1,7 @@
 """`make kafka-demo`: a producer that loops is held before Kafka, and one that behaves is not.
 
-Both are the same user. The first keeps its producer; the second makes a new one for each batch, as a program
-does that answers every trouble with a new producer. Each has a new id, which every broker then remembers.
+Both are the same user. The first keeps its producer. The second makes a new producer for each batch, like a
+program that answers every error with a new producer. Every broker then remembers the new producer's id.
 """
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
@@ -37,14 +37,14 @@ What to read next:
 
 
 async def demo(seconds: float, screen: Screen) -> None:
-    """From an empty folder to its end."""
+    """Run the demo, with everything that it starts."""
     async with AsyncExitStack() as stack:
         await unless_ended(stack, play(stack, seconds, screen))
         screen.say("Everything stops.")
 
 
 async def play(stack: AsyncExitStack, seconds: float, screen: Screen) -> None:
-    """Have both send for so long; what is started for it ends with the stack."""
+    """Have both send for this time; the started programs end with the stack."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quotagate-kafka-")))
     there = await arrange(stack, folder, screen.say)
     key = (there.home / "admin.key").read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""What the example runs: Quotagate, a real broker, and the proxy between the broker and its clients."""
+"""The programs of the example: Quotagate, a real broker, and the proxy between the broker and its clients."""
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log.cleaner.dedupe.buffer.size=4194304
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where everything is; clients connect to `kafka`."""
+    """The home of Quotagate, and all addresses; clients connect to `kafka`."""
 
     quotagate: str
     home: Path
@@ -51,12 +51,12 @@ class Arrangement:
 
 
 async def arrange(stack: AsyncExitStack, folder: Path, say: Callable[[str], None]) -> Arrangement:
-    """Build what is missing and start everything; it is stopped with the stack, the last first."""
+    """Build missing parts and start all programs; the stack stops them, the last first."""
     say("The proxy and the broker are built. The first time, that takes minutes.")
     await asyncio.to_thread(build)
     say("A Kafka broker, Quotagate and the proxy start. Press q or Ctrl-C to end it all.")
     broker = await start_broker(stack, folder / "broker")
-    port, home = free_port(), folder / "home"
+    port, home = free_port(stack), folder / "home"
     settings = {"QUOTAGATE_HOME": str(home), "QUOTAGATE_PORT": str(port)}
     url = f"http://127.0.0.1:{port}"
     await start(stack, folder / "quotagate", quotagate("up"), f"{url}/health/ready", settings)
@@ -64,7 +64,7 @@ async def arrange(stack: AsyncExitStack, folder: Path, say: Callable[[str], None
 
 
 def build() -> None:
-    """The proxy, and the broker's jars; nothing is done twice."""
+    """Build the proxy, and fetch the broker's jars; nothing is done twice."""
     said(["make", "--no-print-directory", "-C", str(PROJECT)])
     if not (JARS / "pom.xml").is_file():
         goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={JARS}")
@@ -73,8 +73,8 @@ def build() -> None:
 
 
 async def start_broker(stack: AsyncExitStack, folder: Path) -> str:
-    """One broker that is its own controller; its address."""
-    ports = {"broker": free_port(), "controller": free_port()}
+    """Start one broker that is its own controller; return its address."""
+    ports = {"broker": free_port(stack), "controller": free_port(stack)}
     properties = written(folder / "broker.properties", BROKER.format(folder=folder, **ports))
     classes = [java(), *SMALL, "-cp", f"{JARS}/*"]
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -85,14 +85,14 @@ async def start_broker(stack: AsyncExitStack, folder: Path) -> str:
 
 
 async def start_proxy(stack: AsyncExitStack, folder: Path, broker: str, quotagate: str, home: Path) -> str:
-    """The proxy of `integrations/kafka-proxy/example.yaml`, with ports of its own; its address."""
-    port = free_port()
+    """Start the proxy of `integrations/kafka-proxy/example.yaml` with its own ports; return its address."""
+    port = free_port(stack)
     changes = {
         "bootstrapServers: 127.0.0.1:9092": f"bootstrapServers: {broker}",
         "bootstrapAddress: 127.0.0.1:19092": f"bootstrapAddress: 127.0.0.1:{port}",
         "url: http://127.0.0.1:8080": f"url: {quotagate}",
         "keyFile: quotagate.key": f"keyFile: {home / 'admin.key'}",
-        "port: 9190": f"port: {free_port()}",
+        "port: 9190": f"port: {free_port(stack)}",
     }
     text = (PROJECT / "example.yaml").read_text(encoding="utf-8")
     for line, other in changes.items():
@@ -105,7 +105,7 @@ async def start_proxy(stack: AsyncExitStack, folder: Path, broker: str, quotagat
 
 
 def written(file: Path, text: str) -> Path:
-    """A file with a text, in a folder of its own."""
+    """Write a text to a file in a new folder; return the file."""
     file.parent.mkdir()
     file.write_text(text, encoding="utf-8")
     return file
@@ -139,7 +139,7 @@ def java() -> str:
 
 
 def said(command: list[str]) -> None:
-    """Run a program to its end, where Maven finds what it needs."""
+    """Run a program to its end, in the proxy's folder, which has Maven's settings."""
     done = subprocess.run(
         command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What the Kafka demo shows: one calm screen in a terminal, plain lines anywhere else."""
+"""The output of the Kafka demo: one calm screen in a terminal, plain lines anywhere else."""
 # ruff: noqa: INP001  an example is files to read and run, not a package
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ WITHOUT_TRACE: Final = 70
 """The width of the table's other columns."""
 SENDS, HELD = ("■", "green"), ("·", "dark_orange3")
 EVENTS: Final = 9
-"""Lines that are kept for them, so that nothing jumps."""
+"""Lines that are reserved for events, so that nothing jumps."""
 
 
 class Screen:
-    """All there is to show, and what has happened so far.
+    """The screen, and the events so far.
 
     Args:
-        limit: so many new producer ids are within the quota.
-        window_s: of the quota.
+        limit: the number of new producer ids within the quota.
+        window_s: the window of the quota.
     """
 
     def __init__(self, console: Console, limit: int, window_s: float) -> None:
@@ -43,11 +43,11 @@ class Screen:
         self._noted: dict[str, int] = {}
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(line, soft_wrap=True, markup=False)
 
     def begin(self) -> None:
-        """The senders start now."""
+        """Start the clock of the events, when the senders start."""
         self._began = time.monotonic()
 
     async def show(
@@ -70,7 +70,7 @@ class Screen:
             await asyncio.sleep(DRAWN_EVERY_S)
 
     def sum_up(self, senders: Sequence[Sender]) -> None:
-        """What it came to."""
+        """Print the totals of each sender."""
         for one in senders:
             counts = one.counts
             held = f"held {times(counts['holds'], 'time')}, {one.held_s:.0f} s in all"
@@ -136,7 +136,7 @@ class Screen:
         return rows
 
     def _look(self, senders: Sequence[Sender]) -> None:
-        """Note who began to be held, and who goes on."""
+        """Add an event for each sender that is newly held, or goes on again."""
         now = time.monotonic()
         for one in senders:
             one.look(now - self._began)
@@ -153,12 +153,12 @@ class Screen:
                 )
 
     def _note(self, event: str) -> None:
-        """Something happened."""
+        """Add an event."""
         self._events.append(f"{time.monotonic() - self._began:5.1f} s  {event}")
         if not self._drawn:
             self.say(self._events[-1])
 
 
 def times(count: int, what: str) -> str:
-    """So many of something."""
+    """A number with its noun."""
     return f"{count} {what}{'s' * (count != 1)}"

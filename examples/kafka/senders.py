@@ -17,16 +17,16 @@ BATCH: Final = 5
 PAUSE_S: Final = 0.2
 CLOSE_WITHIN_S: Final = 5.0
 HELD_AFTER_S: Final = 0.5
-"""Who waits for longer, and was asked to wait, is held."""
+"""A sender that waits for longer, and was asked to wait, counts as held."""
 
 
 class Sender(threading.Thread):
-    """Sends batch after batch, and counts what the broker acknowledged.
+    """Sends batch after batch, and counts the acknowledged records.
 
     Attributes:
-        does: what it does, in a few words.
+        does: its description, in a few words.
         counts: producers made, records acknowledged, errors, and how often it was held.
-        trace: for each second so far, what it did then: "sends", "held" or "waits".
+        trace: its state in each second so far: "sends", "held" or "waits".
         last_s: how long its last batch took.
         held_s: how long it was held in all.
     """
@@ -70,7 +70,7 @@ class Sender(threading.Thread):
         self._waits_since = None
 
     def end_producer(self) -> None:
-        """Close it, whatever it still waits for; its own `close` would wait with it, and fail."""
+        """Close the producer at once; its own `close` would wait for pending records, and fail."""
         if self._producer is not None:
             self._producer._sender.force_close()  # noqa: SLF001
             with suppress(KafkaError):
@@ -83,7 +83,7 @@ class Sender(threading.Thread):
         self.end_producer()
 
     def look(self, age_s: float) -> None:
-        """Keep what it does; a second in which the broker took a record is one in which it sends."""
+        """Record the state of this second; with an acknowledged record it is "sends"."""
         if len(self.trace) <= age_s:
             self.trace.append("")
             self._taken_before = self.counts["records"]
@@ -105,7 +105,7 @@ class Sender(threading.Thread):
 
     @property
     def state(self) -> str:
-        """What it does just now."""
+        """The current state, in words."""
         since = self._waits_since
         if since is None or time.monotonic() - since < HELD_AFTER_S:
             return "sends"

@@ -84,7 +84,7 @@ class Proxy:
         """Wait until a line may pass.
 
         Raises:
-            ValueError: it is too large ever to pass.
+            ValueError: the line is too large ever to pass.
         """
         while True:
             self.counts["waited"] += 1
@@ -119,7 +119,7 @@ class Proxy:
         return sum(work.calls for work in self._work.values())
 
     async def aclose(self) -> None:
-        """End the connections, and give back what is left of all leases."""
+        """End the connections, and give back the unspent units of all leases."""
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)

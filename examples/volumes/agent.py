@@ -66,7 +66,7 @@ def dirs_of(properties: dict[str, str]) -> list[str]:
 
 
 def volumes_of(broker: str, dirs: Sequence[str]) -> list[dict[str, object]]:
-    """Return what is known of each directory's disk; null is an unknown size, which is neither 0 nor full."""
+    """Return the volume of each directory; a size of None is unknown, which is neither 0 nor full."""
     volumes: list[dict[str, object]] = []
     for dir_ in dirs:
         total = available = None
@@ -83,7 +83,7 @@ def push(url: str, key: str, volumes: list[dict[str, object]]) -> float:
     """Push one observation, and return the throttle factor after it.
 
     Raises:
-        RefusedError: the node refused it.
+        RefusedError: the node refused the push.
         AwayError: no answer came, or the node cannot take the push now.
     """
     body = json.dumps({"volumes": volumes, "complete": False}).encode()
@@ -148,8 +148,8 @@ class Agent:
         """Push once, to the first node that answers.
 
         Raises:
-            RefusedError: a node refused it.
-            AwayError: no node took it.
+            RefusedError: a node refused the push.
+            AwayError: no node took the push.
         """
         volumes = volumes_of(self._broker, self._dirs)
         for _ in self.urls[:]:

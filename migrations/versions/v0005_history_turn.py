@@ -1,4 +1,4 @@
-"""The time since which a node drops old changes from the history, by which nodes take turns at it."""
+"""When the last turn at dropping old changes from the history began; nodes take turns by it."""
 
 from __future__ import annotations
 

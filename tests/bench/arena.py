@@ -48,7 +48,7 @@ ROOT: Final = Path(__file__).parents[2]
 PEERS: Final = Path(__file__).parent / "peers"
 NODE: Final = PEERS / "node"
 BEFORE: Final = "647336280a"
-"""The commit of the service with which works of `before` run: the last one with a fast and a slow way."""
+"""The commit of the service for works of `before`: the last one with a fast and a slow path."""
 SEED: Final = 936
 BATCH: Final = 100
 ALTERED_AT_ONCE: Final = 100
@@ -88,23 +88,25 @@ class Cores(NamedTuple):
     generator: frozenset[int]
 
     def __str__(self) -> str:
-        """Say which core has what.
+        """The assignment of cores.
 
         >>> print(cores({0, 1}))
         server on core 1; store and generator on core 0
         """
-        shown = {name: ", ".join(map(str, sorted(its))) for name, its in self._asdict().items()}
+        shown = {
+            name: ", ".join(map(str, sorted(core_numbers))) for name, core_numbers in self._asdict().items()
+        }
         if self.server == self.store:
             return (
                 f"server, store and generator share core {shown['server']}: the server has no core of its own"
             )
         if self.store == self.generator:
             return f"server on core {shown['server']}; store and generator on core {shown['store']}"
-        return "; ".join(f"{name} on core {its}" for name, its in shown.items())
+        return "; ".join(f"{name} on core {core_text}" for name, core_text in shown.items())
 
 
 def cores(available: set[int]) -> Cores:
-    """Divide cores: the server has the last one for itself, as devices rather interrupt the first."""
+    """Assign cores: the server has the last one for itself, because devices mostly interrupt the first."""
     *others, server = sorted(available)
     if not others:
         return Cores(*[frozenset({server})] * 3)
@@ -113,7 +115,7 @@ def cores(available: set[int]) -> Cores:
 
 @contextmanager
 def pinned(to: frozenset[int]) -> Iterator[None]:
-    """Pin this thread to cores, and so each program that it starts meanwhile."""
+    """Pin this thread to cores; programs that it starts meanwhile inherit that."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, to)
     try:
@@ -135,7 +137,7 @@ class Subjected(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What is started once for all works that need it."""
+    """A program and its log setting, started once for all works that need it."""
 
     subject: Subject
     log: Log = "denied"
@@ -146,7 +148,7 @@ class Variant(NamedTuple):
         return cls(work.subject, work.log)
 
     def __str__(self) -> str:
-        """Its name in results.
+        """The name in results.
 
         >>> print(Variant("quotagate", "all"))
         quotagate/all
@@ -155,14 +157,14 @@ class Variant(NamedTuple):
 
 
 class MissingError(Exception):
-    """A peer cannot be had here, for this reason."""
+    """A peer cannot run here, for this reason."""
 
 
 class Arena:
     """Starts programs when they are first needed, and runs works on them.
 
     Attributes:
-        skipped: why a peer is not here, by subject.
+        skipped: why a peer cannot run here, by subject.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -176,7 +178,7 @@ class Arena:
         self._primed: set[tuple[int, str]] = set()
 
     def has(self, work: Work) -> bool:
-        """Whether a work's program runs; start it, or note why it cannot be had."""
+        """Whether a work's program runs; start it if needed, or note why it cannot run here."""
         if work.subject in self.skipped:
             return False
         variant = Variant.of(work)
@@ -189,21 +191,20 @@ class Arena:
         return True
 
     def address(self, subject: Subject) -> tuple[str, int]:
-        """Where a program listens that runs with the default log."""
+        """The address of a program that runs with the default log."""
         return self._running[Variant(subject)].address
 
     def run(
         self, work: Work, *, warm_s: float, seconds: float, connections: int, schedule: Sequence[int] = ()
     ) -> tuple[Found, int, int]:
-        """Measure a work that this has.
+        """Measure a work whose program runs.
 
         Returns:
-            what the generator found, and how much processor time the program and its store took, in
-            nanoseconds.
+            the generator's figures, and the processor times of the program and of its store in nanoseconds.
         """
         subject = self._running[Variant.of(work)]
         self._prime(work, subject)
-        own, its_stores = subject.programs()
+        own, store_programs = subject.programs()
         found = self._generated(
             Load(
                 address=subject.address,
@@ -218,13 +219,13 @@ class Arena:
                 fresh=self._fresh,
                 expected=work.expected,
                 local=work.local,
-                programs=[*own, *its_stores],
+                programs=[*own, *store_programs],
             )
         )
         return found, sum(found.processor_ns[: len(own)]), sum(found.processor_ns[len(own) :])
 
     def ask_each(self, work: Work, each: Sequence[int]) -> None:
-        """Ask a work that this has once for each caller, by requests that are all due at once."""
+        """Ask once for each caller of a work whose program runs, by requests that are all due at once."""
         self._ask_each(self._running[Variant.of(work)], work, each)
 
     def store_bytes(self, kind: str) -> float:
@@ -246,7 +247,7 @@ class Arena:
         return _resident_bytes(self._running[Variant.of(work)])
 
     def versions(self) -> dict[str, str]:
-        """The versions of the programs that run, as far as they are no packages of Python."""
+        """The versions of the running programs that are not Python packages."""
         found: dict[str, str] = {"C compiler": _first_line("cc", "--version")}
         for (name, *_), subject in self._running.items():
             if subject.store is not None:
@@ -335,7 +336,7 @@ class Arena:
         return Subjected(address, process.pid, None)
 
     def _prime(self, work: Work, subject: Subjected) -> None:
-        """Make what a work takes for granted: buckets, known ids, and an empty stream of the log."""
+        """Prepare the state that a work expects: buckets, known ids, and an empty stream of the log."""
         if work.subject == "nginx" and work.asked.decision == THROTTLE:  # the first ask is admitted
             self._ask_each(subject, work, range(work.callers))
         if work.subject not in SERVICES:
@@ -344,9 +345,9 @@ class Arena:
         with redis.Redis.from_url(subject.store.url) as client:
             client.xtrim(STREAM, maxlen=0, approximate=False)
         if work.kind in WITH_KNOWN_IDS:
-            self._prime_once(subject, batch_of(work.subject, "known id"))  # they charge each caller's limit
+            self._prime_once(subject, batch_of(work.subject, "known id"))  # this uses up each caller's limit
         if work.asked.applied and work.kind not in {"known id", "refused id", "new id"}:
-            # Buckets of rates have expired since the last round, and would not have at this rate of asks.
+            # Buckets of rates have expired since the last round. At a steady rate of asks they would not.
             kind = "one quota" if work.kind == "check" else work.kind
             self._ask_each(subject, batch_of(work.subject, kind), range(work.callers))
 
@@ -382,7 +383,7 @@ def batch_of(subject: Subject, kind: str) -> Work:
 
 
 def checked_out(commit: str) -> Path:
-    """A folder with the service as it was at a commit."""
+    """A folder with the service at a commit."""
     folder = BUILT / f"before-{commit}"
     if not folder.exists():
         command = ["git", "archive", commit, "app", "migrations", "workers"]
@@ -415,7 +416,7 @@ def _found(program: str) -> Path:
 
 
 def _install_node_packages() -> None:
-    """Install what the lock file names, if it has changed."""
+    """Install the packages of the lock file, if it has changed."""
     lock, installed = NODE / "package-lock.json", NODE / "node_modules" / ".package-lock.json"
     if installed.exists() and installed.stat().st_mtime >= lock.stat().st_mtime:
         return
@@ -447,7 +448,7 @@ def _first_line(program: str, option: str) -> str:
 
 
 def _answers(process: subprocess.Popen[bytes], address: tuple[str, int]) -> bool:
-    """Whether a program answers requests, with whatever status."""
+    """Whether a program answers requests, with any status."""
     assert process.poll() is None, f"it ended with {process.returncode}"
     connection = http.client.HTTPConnection(*address, timeout=READY_WITHIN_S)
     with closing(connection), suppress(OSError, http.client.HTTPException):

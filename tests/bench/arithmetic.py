@@ -10,8 +10,8 @@ from typing import Final
 NS: Final = 1_000_000_000
 
 Histogram = Sequence[tuple[int, int]]
-"""Upper bounds in nanoseconds, ascending, each with how many values lie at or below it and above the one
-before."""
+"""Ascending upper bounds in nanoseconds, each with the number of values above the previous bound and at or
+below this one."""
 
 
 def percentile(histogram: Histogram, share: float) -> int:
@@ -30,7 +30,7 @@ def percentile(histogram: Histogram, share: float) -> int:
 
 
 def merged(histograms: Iterable[Histogram]) -> list[tuple[int, int]]:
-    """One histogram of the values of several."""
+    """One histogram with the values of several."""
     counts: Counter[int] = Counter()
     for histogram in histograms:
         for bound, count in histogram:
@@ -39,8 +39,7 @@ def merged(histograms: Iterable[Histogram]) -> list[tuple[int, int]]:
 
 
 def moments(rate: float, seconds: float) -> list[int]:
-    """When requests are due, in nanoseconds from the start: `rate` a second, evenly, whatever the server
-    does.
+    """Due times of requests, in nanoseconds from the start: `rate` a second, evenly spaced.
 
     >>> moments(4, 1)
     [0, 250000000, 500000000, 750000000]
@@ -49,11 +48,10 @@ def moments(rate: float, seconds: float) -> list[int]:
 
 
 def best_ratio(echoes: Sequence[float], works: Sequence[float]) -> float:
-    """Decisions for the processor time of one echo: the least echo by the least decision, each over all
-    rounds.
+    """Decisions for the processor time of one echo: the least time of an echo over the least of a decision.
 
-    Whatever disturbs a machine adds time, so the least of several rounds is nearest to the undisturbed
-    figure. The best of the pairs' own ratios would prefer the round whose echo was disturbed most.
+    A disturbance only adds time, so the least of several rounds is nearest to the undisturbed figure. The
+    best of the pairs' own ratios would prefer the round whose echo was disturbed most.
     """
     return min(echoes) / min(works)
 

@@ -1,4 +1,4 @@
-"""Measures works next to the echo that gets the same requests, and keeps what was found."""
+"""Measures works next to an echo that gets the same requests, and keeps the results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TRIES: Final = 3
 
 
 class Comparison:
-    """Measures works and keeps what was found.
+    """Measures works and keeps the results.
 
     Attributes:
-        shed: measurements that failed because the service shed asks again and again, and why.
+        shed: measurements that were repeated or failed because the service shed asks, and its statuses.
     """
 
     def __init__(self, arena: Arena, plan: Plan) -> None:
@@ -42,7 +42,7 @@ class Comparison:
         )
 
     def at_fixed_rates(self, number: int, work: Work) -> None:
-        """Measure a work at each share of what it reached in the closed loop, the median of its rounds."""
+        """Measure a work at each share of its capacity, the median rate of its rounds in the closed loop."""
         loops = [pair.echo for pair in self.pairs_of(COMPARED)] if work == ECHO else self._works(work)
         if not loops:
             return

@@ -35,7 +35,7 @@ enum {
 };
 static const uint64_t SECOND = 1000000000ull, GRACE = 10 * SECOND;
 
-/* What a slot gets: the sequence's next number, that one again, a number never used, or random digits. */
+/* The content of a slot: the sequence's next number, that number again, a fresh number, or random digits. */
 enum { NEXT, SAME, FRESH, HEX, DIGITS };
 typedef struct { uint32_t offset, digits, kind; } Slot;
 typedef struct { uint32_t size, slot_count; const Slot *slots; const char *bytes; } Template;
@@ -72,7 +72,7 @@ static uint64_t now(void) { return clock_of(CLOCK_MONOTONIC); }
 /* The processor time of a whole process, as the kernel counts it (clock_getcpuclockid makes the same number). */
 static uint64_t processor_of(pid_t pid) { return clock_of((clockid_t)(~(unsigned)pid << 3 | 2)); }
 
-/* The time that all cores were busy, in nanoseconds; what the hypervisor gave to other machines counts as busy. */
+/* The time that all cores were busy, in nanoseconds; time stolen by the hypervisor counts as busy. */
 static uint64_t machine(void) {
     unsigned long long user, nice, system, idle, iowait, irq, softirq, steal;
     FILE *file = fopen("/proc/stat", "r");
@@ -107,7 +107,7 @@ static void write_request(Connection *one) {
     }
 }
 
-/* SplitMix64. Its seed differs in each run: what one run sent, the next does not repeat. */
+/* SplitMix64. Its seed differs in each run, so that no run repeats the requests of the one before. */
 static uint64_t random_state;
 static uint64_t random_bits(void) {
     uint64_t mixed = random_state += 0x9e3779b97f4a7c15ull;
@@ -296,7 +296,7 @@ int main(int count_of, char **words) {
             busy = machine();
             for (int each = 0; each < programs; each++) spent[each] = processor_of(atoi(words[10 + each]));
         }
-        /* A closed loop goes on until something can be said, however little of the processor this machine gives. */
+        /* A closed loop goes on until there are enough answers, even on a machine with hardly any processor. */
         int has_enough = schedule_size || answers >= (uint64_t)connections || at >= window_to + GRACE || lost;
         if (!ended && at >= window_to && has_enough) {
             ended = at;
@@ -346,7 +346,7 @@ int main(int count_of, char **words) {
         }
         if (lost == (uint64_t)connections) break;
     }
-    /* What was due and got no answer counts with the time that it has waited. */
+    /* A due request without an answer counts with the time that it has waited. */
     uint64_t unanswered = 0, at = now();
     for (int each = 0; each < connections && schedule_size; each++)
         if (all[each].busy && all[each].counted) { unanswered++; note(waits, at - all[each].began); }

@@ -1,4 +1,4 @@
-"""Compiles and runs the load generator (generator.c), and says what it sends and what it found."""
+"""Compiles and runs the load generator (generator.c), and defines its input and output."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ SOURCE: Final = Path(__file__).with_name("generator.c")
 BUILT: Final = Path(__file__).parents[2] / "build" / "bench"
 FLAGS: Final = ("-O2", "-std=gnu11")
 ENDS_WITHIN_S: Final = 900.0
-"""How much longer than its window it may take: connections at the beginning, outstanding answers at the
-end."""
+"""How much longer than its window a load may take, for connecting and for outstanding answers."""
 SLOT: Final = re.compile(rb"\{(next|same|fresh|hex|digits)(\d+)\}")
 KINDS: Final = {b"next": 0, b"same": 1, b"fresh": 2, b"hex": 3, b"digits": 4}
 
 
 class Load(msgspec.Struct, kw_only=True, frozen=True):
-    """What to send, over how many connections, for how long.
+    """A load: its requests, its connections, and its duration.
 
     Attributes:
         request: the whole of a request. In it ``{next6}`` becomes the next number of the sequence in six
             digits, ``{same6}`` that number again, ``{fresh12}`` a number that was never used, ``{hex32}``
             random hexadecimal digits, and ``{digits5}`` random decimal ones. The seed differs in each run.
-        odd: other requests, likewise; at most seven.
-        odd_in: one in so many requests, at random, is one of `odd`; 0: none is.
+        odd: other requests, with the same kinds of slots; at most seven.
+        odd_in: one in this many requests, at random, is one of `odd`; 0: none is.
         sequence: the numbers that ``{next…}`` takes in turn, again and again; as an array of unsigned 32-bit
             integers.
-        schedule: when requests are due, in nanoseconds from the start; empty: each connection asks when it is
-            answered.
-        expected: text of which answers are counted how often they have it.
-        local: likewise, another text.
+        schedule: due times of requests, in nanoseconds from the start; empty: each connection asks again when
+            it is answered.
+        expected: a text whose occurrences in answers are counted.
+        local: another such text.
         programs: process ids whose processor time in the window is read.
     """
 
@@ -63,19 +62,19 @@ class Load(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Found(msgspec.Struct, kw_only=True):
-    """What came of a load, of its window alone.
+    """The result of a load, for its window alone.
 
     Attributes:
-        expected: how often answers had the expected text; `local`: the other one.
+        expected: occurrences of the expected text in answers; `local`: of the other text.
         lost: connections that the server ended.
-        unanswered: requests that were due and had no answer when none had come for 10 s after the window.
+        unanswered: due requests without an answer, when none had come for 10 s after the window.
         fresh: the first fresh number that was not used.
-        own_ns: the generator's processor time; `machine_ns`: that of all programs on all cores, to a
-            hundredth second.
+        own_ns: the generator's processor time; `machine_ns`: the time of all programs on all cores, in steps
+            of 10 ms.
         processor_ns: the programs' processor times.
         waits: a histogram of latencies, from the moment a request was due (open loop) or sent (closed loop).
-        lateness: how long after its moment a request was sent, less the time in which no connection was
-            free.
+        lateness: a histogram of delays from a request's due time to its sending, without the time in which no
+            connection was free.
         odd: the first answer without the expected text.
     """
 
@@ -111,7 +110,7 @@ def compiled() -> Path:
 
 
 def filled(text: bytes) -> bytes:
-    """A text with zeros in all slots, which is as long as with any other numbers.
+    """A text with zeros in all slots; other numbers give the same length.
 
     >>> filled(b"user-{next6}")
     b'user-000000'
@@ -128,7 +127,7 @@ def packed(load: Load) -> bytes:
     schedule = array("Q", load.schedule)
     assert load.sequence.itemsize == 4, "the generator reads 32-bit numbers"
     counts = struct.pack("<IIII", len(requests), load.odd_in, len(load.sequence), len(schedule))
-    inner = [slot for its in slots for slot in its]
+    inner = [slot for request_slots in slots for slot in request_slots]
     return b"".join([counts, schedule.tobytes(), load.sequence.tobytes(), *sizes, *inner, *bodies])
 
 

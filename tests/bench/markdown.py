@@ -16,7 +16,7 @@ def table(columns: Sequence[str], rows: Iterator[Sequence[object]] | Sequence[Se
 
 
 def number(value: float) -> str:
-    """A figure with three digits that mean something.
+    """A figure with three significant digits, or a whole number from 1,000 on.
 
     >>> number(0.03219), number(4.567), number(43210.9)
     ('0.0322', '4.57', '43,211')

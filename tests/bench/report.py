@@ -41,7 +41,7 @@ def written(path: Path) -> list[Path]:
 
 
 def page(results: Results, stem: str) -> str:
-    """A page in Markdown with all of a run."""
+    """A page in Markdown with all results of a run."""
     return "\n".join(
         [
             "# Results of the benchmark",

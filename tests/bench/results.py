@@ -1,4 +1,4 @@
-"""What a run of the benchmark found, as it is written to its raw JSON and read from it."""
+"""The results of a run of the benchmark, and their raw JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max"
 
 
 class ShedError(Exception):
-    """A busy node refused asks, so a measurement is not what it should be."""
+    """A busy node shed asks, so a measurement is not valid."""
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """What one load on one program found.
+    """The result of one load on one program.
 
     Attributes:
         api_us: processor time of the program for each decision, by the kernel's count; `store_us`: of its
@@ -37,9 +37,9 @@ class Measured(msgspec.Struct, kw_only=True):
         busy: the program's processor time as a share of the time that passed; near 1 it was loaded fully.
         others: the share of the machine's processor time that went to neither the program, its store nor the
             generator.
-        right: the share of decisions that are as the work expects them; `local`: made without the store.
+        right: the share of decisions that the work expects; `local`: of decisions without the store.
         waits_ms: percentiles of the time to an answer.
-        late_ms: the 99th percentile of how late the generator sent what was due (open loop).
+        late_ms: the 99th percentile of the generator's delay in sending due requests (open loop).
     """
 
     wall_s: float
@@ -58,7 +58,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, work: Work, found: Found, api_ns: int, store_ns: int) -> Measured:
-        """What a work found.
+        """The result of a work.
 
         Raises:
             ShedError: the machine was so busy that the service shed asks.
@@ -71,7 +71,7 @@ class Measured(msgspec.Struct, kw_only=True):
         assert set(found.statuses) <= work.statuses, f"{work.name}: {found.statuses} {found.odd}"
         decisions = found.answers * work.asks
         right = found.expected / decisions if work.expected else 1.0
-        # Odd requests include one that asks nothing.
+        # One of the odd requests has no ask.
         assert right > 0.98, (
             f"{work.name}: {found.expected} of {decisions} are as expected, not so: {found.odd}"
         )
@@ -133,7 +133,7 @@ class Plan(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of_environment(cls) -> Plan:
-        """The plan that ``BENCH_...`` variables make."""
+        """The plan from the ``BENCH_...`` variables."""
         said = {
             field: os.environ[name]
             for field in cls.__struct_fields__
@@ -143,13 +143,13 @@ class Plan(msgspec.Struct, kw_only=True):
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """All of one run.
+    """All results of one run.
 
     Attributes:
-        works: what was measured, by name.
-        skipped: why a peer is not in it, and which measurements were repeated because asks were shed.
-        store_bytes: of the store for each principal that asked once, by kind of ask.
-        resident_bytes: of each program after the rounds, without its store.
+        works: the measured works, by name.
+        skipped: why a peer is missing, and which measurements were repeated because asks were shed.
+        store_bytes: memory of the store for each principal that asked once, by kind of ask.
+        resident_bytes: memory of each program after the rounds, without its store.
     """
 
     made_at: str
@@ -181,7 +181,7 @@ def in_ms(histogram: Histogram) -> dict[str, float]:
 
 
 def read(path: Path) -> Results:
-    """Results that were written."""
+    """The results in a file."""
     return msgspec.json.decode(path.read_bytes(), type=Results)
 
 
@@ -205,7 +205,7 @@ def machine() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what runs here."""
+    """The versions of Python and of `PACKAGES`."""
     return {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 

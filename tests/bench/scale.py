@@ -1,4 +1,4 @@
-"""The page docs/scale.md: what a core does and what a deployment needs, by a run of the benchmark."""
+"""The page docs/scale.md: the rates of a core and the size of a deployment, from a run of the benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: Final = (
     "check",
     "one quota/batch 100",
 )
-"""Rows of the service, by name; callers are 100,000 if there is no number of them."""
+"""Rows of the service, by name; a row without a number of callers has 100,000."""
 FULL: Final = 0.7
 """The share of a core's time that sizing allows for."""
 RATES: Final = (1_000, 10_000, 100_000)
@@ -46,11 +46,11 @@ class Cost(NamedTuple):
 
 
 BY_HAND: Final = "## Which arrangement\n"
-"""Where the part of the page begins that no run replaces."""
+"""The heading of the handwritten part of the page, which no run replaces."""
 
 
 def by_hand(path: Path) -> str:
-    """The part of a page that no run replaces; nothing if there is no page yet."""
+    """The handwritten part of a page; empty if there is no page yet."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text[text.index(BY_HAND) :] if BY_HAND in text else ""
 
@@ -65,7 +65,7 @@ def page(results: Results) -> str:
             "",
             "What a core does, where the store becomes the limit, and how to size a deployment.",
             "Every figure is computed from the [benchmark](benchmarks/README.md);",
-            "`python -m tests.bench.report docs/benchmarks/results.json` writes this page.",
+            "a whole run of the benchmark writes this part of the page.",
             f"The run: {results.made_at}, commit {results.commit}, {processor}, {cores} cores.",
             "On another machine, multiply by the ratio of an echo there to one here.",
             "",

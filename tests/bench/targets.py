@@ -47,7 +47,7 @@ class Target(NamedTuple):
     """One target.
 
     Attributes:
-        floor: the figure that is enough with an explanation; without one the target itself.
+        floor: the figure that is enough with an explanation; the target itself if none is allowed.
         at_least: whether more is better.
         reached: the figure of a run, or None if the run has none.
     """
@@ -59,7 +59,7 @@ class Target(NamedTuple):
     reached: Callable[[Results], float | None]
 
     def outcome(self, results: Results) -> Outcome | None:
-        """How a run compares with it; None if the run has no figure for it."""
+        """The outcome of a run; None if it has no figure for this target."""
         reached = self.reached(results)
         if reached is None:
             return None
@@ -88,13 +88,13 @@ def api_us(results: Results, name: str) -> float | None:
 
 
 def cost_ratio(results: Results, name: str, reference: str) -> float | None:
-    """Processor time of a work's decision, in times of a reference."""
+    """Processor time of a work's decision, as a multiple of a reference's."""
     work, other = api_us(results, name), api_us(results, reference)
     return work / other if work and other else None
 
 
 def store_ratio(results: Results, before: Work) -> float | None:
-    """The store's processor time for a decision, in times of the same work with the service as it was."""
+    """The store's processor time for a decision, as a multiple of its time with the former service."""
     today, then = (
         min((pair.work.store_us for pair in results.pairs_of(name)), default=None)
         for name in (before.name.replace("before/", "quotagate/", 1), before.name)
@@ -103,8 +103,7 @@ def store_ratio(results: Results, before: Work) -> float | None:
 
 
 def wait_ratio(results: Results, name: str, reference: str, share: float) -> float | None:
-    """The 99th percentile of a work at a share of its capacity, in times of a reference at that share of its
-    own.
+    """The 99th percentile of a work as a multiple of a reference's, each at this share of its own capacity.
 
     Each is the least of all rounds.
     """
@@ -118,7 +117,7 @@ def wait_ratio(results: Results, name: str, reference: str, share: float) -> flo
 def kept_among_odd(results: Results) -> float | None:
     """The share of its figure that an ordinary request keeps among odd ones on the same connections.
 
-    The processor time of the odd requests is that of a run with no others.
+    The processor time of the odd requests comes from a run with no others.
     """
     mixed, odd, plain = (
         api_us(results, f"{COMPARED.name}{ending}") for ending in (f"/1 in {ODD_IN} odd", "/all odd", "")
@@ -175,11 +174,11 @@ TARGETS: Final[tuple[Target, ...]] = (
         _added_by_log,
     ),
 )
-"""What this benchmark must show. Memory is in `tests/bench/test_memory.py`."""
+"""All targets of this benchmark. Memory is in `tests/bench/test_memory.py`."""
 
 
 def shortfalls(results: Results) -> list[str]:
-    """Targets whose floor a run misses, and targets that it has no figure for, with the reason."""
+    """The missed targets, each with its figure and bound, and the targets without a figure."""
     found = []
     for target in TARGETS:
         outcome, reached = target.outcome(results), target.reached(results)

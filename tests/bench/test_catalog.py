@@ -1,4 +1,4 @@
-"""What 100,000 quotas cost: to load, to change one of them, to look one up, and to list them."""
+"""The cost of 100,000 quotas: to load them, to change one, to look one up, and to list them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def many(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def opened(url: str) -> tuple[Catalog, float]:
-    """A catalog, and the processor time in seconds that opening it took, whatever else the machine does."""
+    """A catalog, and the processor time of opening it, in seconds."""
     catalog = Catalog(url, Defaults())
     began = process_time()
     await catalog.open()
@@ -80,7 +80,7 @@ async def opened(url: str) -> tuple[Catalog, float]:
 
 
 async def took(work: Callable[[], Awaitable[object]], times: int = 5) -> float:
-    """Milliseconds, the median of several times."""
+    """The median duration of some work, in milliseconds."""
     spent = []
     for _ in range(times):
         began = perf_counter()

@@ -1,7 +1,6 @@
-"""The service next to a plain echo and to what else there is, in one run: `make bench
-T=tests/bench/test_compare.py`.
+"""The service next to a plain echo and its peers: `make bench T=tests/bench/test_compare.py`.
 
-docs/benchmarks/README.md says what is compared, how it is measured, and how a run is narrowed.
+docs/benchmarks/README.md describes the programs, the method, and how to narrow a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What logging decisions costs a node in memory. Rows of the benchmark with `log all` have its time."""
+"""The memory of a node that logs decisions. The benchmark's rows with `log all` have the time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERYONE, EVERY_PAIR = Entity.of(user=ANY), Entity.of(user=ANY, client_id=ANY)
 
 
 class Stream:
-    """Takes whatever comes."""
+    """Takes every batch."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -51,7 +51,7 @@ def usual(n: int) -> Ask:
 
 
 def long_names(n: int) -> Ask:
-    """As long as the wire takes them, and never the same."""
+    """Names of the greatest length that the wire accepts, different in each ask."""
     name = f"{n:08}".ljust(512, "\u00e9")
     return Ask({"requests": 1}, (n,), principal=name, client_id=name[1:], broker=name[2:], listener=name[3:])
 

@@ -1,4 +1,4 @@
-"""What a request of Envoy costs the API process: over gRPC, and as the check of ``ext_authz`` next to it."""
+"""The cost of a request of Envoy in the API process: over gRPC, and as the check of ``ext_authz``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generator against small servers whose answers are known: what it sends, and what it counts."""
+"""The generator against small servers whose answers are known: its requests and its counts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_random_digits_differ_in_each_request_and_in_each_run():
         bodies.append(body)
         return b"yes"
 
-    template = b"{hex15} {digits6}"  # as long as the body of the head above
+    template = b"{hex15} {digits6}"  # as long as `BODY` when filled, so that the length in `ASK` is right
     with serving(answer) as address:
         for _ in range(2):
             loaded(address, request=ASK + template, schedule=[0] * 50)
@@ -135,7 +135,7 @@ def test_a_closed_loop_asks_again_when_it_is_answered():
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_stall_counts_for_all_that_was_due_meanwhile(is_open: bool):
-    """In the closed loop one request waits; in the open one, all that are due meanwhile."""
+    """In the closed loop one request waits; in the open loop, all requests that are due meanwhile."""
 
     def answer(number: int, _: bytes) -> bytes:
         if number == 5:

@@ -1,4 +1,4 @@
-"""What the filter before Kafka costs: a proxy with it next to one without it, before the same broker."""
+"""The cost of the filter before Kafka: a proxy with it next to one without it, before the same broker."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ KEPT_BYTES: Final = 32 * 1024 * 1024
 WAYS: Final = ("bare", "filter")
 UNLIMITED: Final = 2**50
 JIT: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:-UsePerfData")
-"""With both compilers, unlike the short tests."""
+"""Options of Java: with both JIT compilers, unlike in the short tests."""
 
 
 class Pushed(NamedTuple):
-    """What a client reports of one push, and the proxy's processor time for each of its records."""
+    """A client's figures of one push, and the processor time of the proxy and of a node for each record."""
 
     per_second: float
     p50_ms: float
@@ -67,7 +67,7 @@ def test_overhead_of_the_filter(tmp_path):
         kept = {"log.retention.bytes": KEPT_BYTES}
         cluster = stack.enter_context(brokers.running(1, properties=kept, disk_bytes=DISK_BYTES))
         node = stack.enter_context(service.running())
-        # All that a produce request can be asked for, with limits that nothing reaches.
+        # All quotas that a produce request may charge, with limits that nothing reaches.
         node.put(
             "user=ANONYMOUS",
             producer_ids_rate=1_000,
@@ -117,5 +117,5 @@ def _report(title: str, found: dict[str, Pushed]) -> None:
 
 
 def _spent_us(pid: int) -> float:
-    """A program's processor time, by the kernel's clock of it."""
+    """A program's processor time in microseconds, by its clock in the kernel."""
     return time.clock_gettime_ns((~pid << 3) | 2) / 1000

@@ -1,4 +1,4 @@
-"""What a decision from a lease costs, and how few calls a proxy of 100,000 decisions a second makes."""
+"""The cost of a decision from a lease, and the calls of a proxy that makes 100,000 decisions a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from quotagate_client import Client
 from tests.clients.scripted import ADMITTED, answer, serving
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.service import running
 
 pytestmark = pytest.mark.bench
@@ -67,7 +67,7 @@ def test_local_decision_takes_less_than_a_microsecond():
         (name, f"{median(times):.2f} us, least {min(times):.2f}", "below 1 us")
         for name, times in (("take", taking), ("decide", deciding))
     ]
-    record("leases", "A decision from a lease in hand", COMMAND, COLUMNS, rows)
+    print_table("A decision from a lease in hand", COMMAND, COLUMNS, rows)
     assert min(taking) < 1.0
     assert min(deciding) < 1.0
 
@@ -93,7 +93,7 @@ def cpu_s(pid: int) -> float:
 
 @contextmanager
 def started(*command: str | Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A program and what it prints, ended at the end."""
+    """A program and its output, killed at the end of the block."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     ) as program:
@@ -118,7 +118,7 @@ def test_proxy_decides_100000_lines_a_second_on_one_core():
             while counts["lines"] < wanted:
                 proxy.send_signal(signal.SIGUSR1)
                 counts = {k: int(v) for k, v in (one.split("=") for one in printed.readline().split())}
-                time.sleep(0.05)  # between two looks
+                time.sleep(0.05)  # the polling interval
             spent, lasted = cpu_s(proxy.pid) - before, time.monotonic() - began
     a_core, calls = wanted / spent, counts["calls"] / lasted
     rows = [
@@ -127,6 +127,6 @@ def test_proxy_decides_100000_lines_a_second_on_one_core():
         ("calls to the service a second", f"{calls:.0f}", "below 200"),
         ("decisions a call", f"{wanted / counts['calls']:,.0f}", ""),
     ]
-    record("leases", f"A proxy of {PRINCIPALS} principals", COMMAND, COLUMNS, rows)
+    print_table(f"A proxy of {PRINCIPALS} principals", COMMAND, COLUMNS, rows)
     assert a_core >= 100_000
     assert calls < 200

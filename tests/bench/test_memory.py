@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
 FEW: Final = 1_000
 TIMES: Final = 30
-"""So often each of the few asks, until the node has all buffers that it needs for this load."""
+"""How often each of the few callers asks, so that the node has all buffers for this load."""
 MILLION: Final = int(os.environ.get("BENCH_CALLERS", "1_000_000"))
 MIB: Final = 2**20
 MAY_GROW: Final = 10 * MIB
@@ -25,7 +25,7 @@ MAY_GROW: Final = 10 * MIB
 
 @pytest.mark.parametrize("kind", ["one quota", "check", "refused by a rate"])
 def test_a_million_callers_take_no_more_memory_than_a_thousand(kind: str):
-    """Each caller has a body of its own, so there are as many bodies, and each request has a head of its own.
+    """Each caller has a body of its own, and each request has a head of its own.
 
     Known producer ids have a bound of their own (docs/bounds.md).
     """

@@ -1,4 +1,4 @@
-"""The peers of the benchmark do what they are said to do: they admit, they refuse, and they use a store."""
+"""The peers of the benchmark work as described: they admit, they refuse, and they use a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.bench.works import ECHO, Subject, Work, selected
 LIMITED = {"principal": "user-000001", "usage": {"fetch_bytes": 1}}
 GENEROUS = {"principal": "user-000001", "usage": {"requests": 1, "produce_bytes": 1000}}
 COSTS = {"fetch_bytes": 1, "produce_bytes": 10**9}
-"""Each is all that its limit admits at once."""
+"""For each field, the most that its limit admits at once."""
 RUN = (
     "quotagate/one quota/100 callers",
     "quotagate/new id/100 callers",
@@ -34,7 +34,7 @@ def arena() -> Iterator[Arena]:
 
 
 def client(arena: Arena, subject: Subject) -> httpx.Client:
-    """A client of a peer; the test is skipped where it cannot be had."""
+    """A client of a peer; the test is skipped if the peer cannot run here."""
     if not arena.has(Work(subject=subject, kind="one quota")):
         pytest.skip(arena.skipped[subject])
     host, port = arena.address(subject)

@@ -1,4 +1,4 @@
-"""What the script costs per ask, compared with an empty script with TIME on the same server."""
+"""The cost of the script per ask, compared with an empty script with TIME on the same server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.store.keys import bucket_key
 from app.store.library import Library
 from app.store.port import Charge, Plan
 from app.store.script import SCRIPT
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.prove.filters import strangers
 from tests.stores import KINDS, running
 
@@ -35,8 +35,8 @@ def charge(key: str, user: int, limit: float, spreads: bytes = b"", ip: str | No
     quota = Quota(key, limit, row.algorithm, row.enforcement, burst=limit)
     entity = str(Entity.of(ip=ip) if ip else Entity.of(user=f"user-{user}"))
     applied = AppliedQuota(quota, entity, entity, entity)
-    its = compiled(quota, entity, 0)
-    return Charge(its, entity, entity, bucket_key(applied), 1, spreads)
+    compiled_quota = compiled(quota, entity, 0)
+    return Charge(compiled_quota, entity, entity, bucket_key(applied), 1, spreads)
 
 
 def rates(user: int) -> tuple[Charge, Charge]:
@@ -86,7 +86,7 @@ def test_script_compared_with_an_empty_one(kind: str):
             rows.append([name, *cells])
         client.close()
     columns = ["ask", *(f"{asks} a call: {what}" for asks in (1, 10, 100) for what in ("us", "x empty"))]
-    record("script", f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
+    print_table(f"{kind} {version}", "make bench T=tests/bench/test_script.py", columns, rows)
 
 
 def _run(client: Any, library: Library, asks: list[tuple[Charge, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""What an ask costs by the number of slots that its buckets are in: processor time and waiting."""
+"""The cost of an ask by the number of its buckets' slots: processor time and latency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.domain.quota import Quota
 from tests import clusters
 from tests.clusters import Cluster
 from tests.contract.clustered import nodes
-from tests.proofs import record
+from tests.proofs import print_table
 
 pytestmark = pytest.mark.bench
 
@@ -35,7 +35,7 @@ QUOTAS = {
 
 
 def asks(slots: int) -> list[Ask]:
-    """Asks of many users and addresses whose buckets are in so many slots."""
+    """Asks of many users and addresses, each with its buckets in this many slots."""
     usage = {"requests": 1} if slots == 1 else {"requests": 1, "connections": 1}
     return [
         Ask(
@@ -86,8 +86,8 @@ async def _measure(cluster: Cluster) -> list[list[object]]:
 
 
 def test_ask_costs_more_in_each_slot() -> None:
-    """Figures of a crowded machine are two to four times those of a quiet one; the ratios hold."""
+    """On a busy machine the figures are two to four times larger than on a quiet one; the ratios hold."""
     with clusters.running(replicas=False) as cluster:
         rows = asyncio.run(_measure(cluster))
-    record("script", "An ask on a cluster, by its slots", COMMAND, COLUMNS, rows)
+    print_table("An ask on a cluster, by its slots", COMMAND, COLUMNS, rows)
     assert float(str(rows[0][1])) < float(str(rows[2][1]))

@@ -1,4 +1,4 @@
-"""What the benchmark asks: kinds of asks, how many callers ask, and the requests as bytes."""
+"""The works of the benchmark: kinds of asks, numbers of callers, and the requests as bytes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.bench.generator import filled
 MANY: Final = 100_000
 FEW: Final = 100
 DRAWS: Final = 2**18
-"""Callers that are drawn for one measurement; it ends before they repeat, apart from batches."""
+"""How many callers are drawn for one measurement. It ends before the draws repeat, except for batches."""
 IN_FLIGHT: Final = 8_000
 """The most asks that wait for an answer at once."""
 ODD_IN: Final = 100
-"""One in so many requests of a mix is odd."""
+"""One in this many requests of a mix is odd."""
 
 Head = Literal["own", "one"]
 Log = Literal["denied", "off", "all"]
@@ -49,8 +49,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         usage: the ask's usage as JSON, with the generator's slots.
         applied: the number of quotas that apply.
-        principal: the caller, likewise.
-        decision: the text that every answer has.
+        principal: the caller, with the generator's slots too.
+        decision: the text in every answer.
     """
 
     usage: str
@@ -72,11 +72,11 @@ KINDS: Final = {
         usage='{"requests":1,"produce_bytes":1000,"producer_ids":["id-{same6}"]}', applied=3
     ),
 }
-"""What is asked. `three quotas` are two rates and a known id."""
+"""The kinds of asks, by name. `three quotas` are two rates and a known id."""
 OF_PEERS: Final = ("one quota", "rate and bytes", "refused by a rate")
 """Kinds of asks that the peers with a store understand. They have no producer ids and no check."""
 WITH_KNOWN_IDS: Final = frozenset({"known id", "refused id", "three quotas"})
-"""Kinds of asks whose callers have a known id each, and may have no other."""
+"""Kinds of asks whose callers each have one known id, and may have no other."""
 
 LONG: Final = {"samples": 11, "sample_ms": 100_000}
 DAY_MS: Final = 86_400_000
@@ -91,9 +91,9 @@ QUOTAS: Final[dict[str, dict[str, object]]] = {
     **{f"user=new-{number:06}": {"producer_ids_rate": 500_000} for number in range(FEW)},
     **{f"user=tenant-{number:03}": ALL_KEYS for number in range(FEW)},
 }
-"""The service's quotas, by entity. The default ones admit any rate but `fetch_bytes` and one producer id; a
-caller may fetch 900 bytes once in a quarter of an hour. No caller is a `tenant-...`: each ask looks for a
-quota of its own user before it finds the default."""
+"""The service's quotas, by entity. The defaults admit one producer id and any rate except `fetch_bytes`: 900
+bytes once in a quarter of an hour. No caller is a `tenant-...`. Its quotas make each ask look for a quota of
+its own user before the default."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +104,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         batch: asks in a request; 0 asks for a single decision.
         head: whether the fields of `OWN` are in each request.
         log: which decisions the service logs.
-        odd_in: one in so many requests is odd (see `odd_requests`); 0: none is, 1: all are.
-        is_open: whether it is also measured at fixed rates.
+        odd_in: one in this many requests is odd (see `odd_requests`); 0: none is, 1: all are.
+        is_open: whether the work is also measured at fixed rates.
     """
 
     subject: Subject
@@ -119,7 +119,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its name in results. Callers are `MANY` if it has no number of them.
+        """The name in results. Without a number of callers there are `MANY`.
 
         >>> Work(subject="quotagate", kind="one quota", callers=FEW, batch=100).name
         'quotagate/one quota/100 callers/batch 100'
@@ -139,7 +139,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> Kind:
-        """What it asks."""
+        """The kind of the asks."""
         return KINDS[self.kind]
 
     @property
@@ -154,7 +154,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> str:
-        """The text that every decision has; empty where the status says it all."""
+        """The text in every decision; empty where the status suffices."""
         return "" if self.subject in {"echo", "nginx"} or self.odd_in == 1 else self.asked.decision
 
     @property
@@ -169,7 +169,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 KEPT: Final = ("one quota", "rate and bytes", "known id", "three quotas")
-"""Kinds of asks whose buckets are weighed."""
+"""Kinds of asks whose memory in the store is measured."""
 COMPARED: Final = Work(subject="quotagate", kind="one quota", is_open=True)
 """The work that others are compared with."""
 ECHO: Final = COMPARED.echo
@@ -187,7 +187,7 @@ STORED: Final = (
     Work(subject="before", kind="new id", callers=FEW),
     Work(subject="before", kind="one quota", batch=100),
 )
-"""Works of the service as it was, whose store is compared with the store of today."""
+"""Works of the former service, whose store is compared with the store of today."""
 
 
 def all_works() -> Iterator[Work]:

@@ -76,7 +76,7 @@ STYLES: tuple[Style, ...] = ("late", "late", "late and settled", "at once", "par
 
 
 class Move(NamedTuple):
-    """Wait, then do something; ``amount`` None means all that there is."""
+    """Wait, then act; ``amount`` None means as much as possible."""
 
     gap_ms: int
     what: Literal["ask", "lease", "lower", "raise", "back", "ahead"]
@@ -87,7 +87,7 @@ class Move(NamedTuple):
 
 @dataclass
 class Slice:
-    """What one holder spends, and when it settles that."""
+    """One holder's spending from a lease, and the time of its settlement."""
 
     name: bytes
     settles_ms: int
@@ -98,12 +98,12 @@ class Slice:
 class Attack:
     """One run of a plan against a target.
 
-    Times are real ones: by a clock that nobody sets. The store's clock may be set back or ahead.
+    Times are real: by a clock that is never set. The store's clock may be set back or ahead.
 
     Attributes:
-        spent: what was really spent: (time, amount).
+        spent: the real spending, as (time, amount).
         behind_ms: how far the store's clock was set back so far; below 0 if it was set ahead.
-        out: what holders had left when the store's clock was set ahead, which ended their leases early.
+        out: units that holders had left when the store's clock was set ahead, which ended their leases early.
     """
 
     target: Lessor
@@ -140,7 +140,7 @@ class Attack:
         self._wait(20_000)
 
     def _wait(self, gap_ms: int) -> None:
-        """Let time pass; holders settle meanwhile when they said they would."""
+        """Let time pass; holders settle at their planned times."""
         until = self.now_ms + gap_ms
         while due := [s for s in self.slices if s.settles_ms <= until]:
             first = min(due, key=lambda s: s.settles_ms)
@@ -151,7 +151,7 @@ class Attack:
         self.now_ms = until
 
     def _set_ahead(self, by_ms: int) -> None:
-        """Set the store's clock ahead; what was spent before moves away from what comes after."""
+        """Set the store's clock ahead; earlier spending moves back by as much, away from later spending."""
         self.behind_ms -= by_ms
         self.out += sum(amount for at, amount in self.spent if at > self.now_ms)
         self.spent = [(at - by_ms * (at <= self.now_ms), amount) for at, amount in self.spent]
@@ -249,9 +249,9 @@ def _gap(quota: Quota, dice: random.Random) -> int:
 def worst(
     new: Callable[[], Lessor], quota: Quota, number: int, *, seed: int = 0, ahead: bool = False
 ) -> float:
-    """The worst ratio of what was spent in a window to what the limit allows, over all plans.
+    """The worst ratio of the spending in a window to the limit's allowance, over all plans.
 
-    What is left of leases when the store's clock is set ahead is taken off: it is the stated exception.
+    Units left in leases when the store's clock is set ahead are subtracted: they are the stated exception.
     """
     dice = random.Random(seed)
     window = quota.bound[1]

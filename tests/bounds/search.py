@@ -30,7 +30,7 @@ class Target:
 
     Attributes:
         new: returns an empty limiter.
-        allowance: what the limit allows in one window.
+        allowance: the units that the limit allows in one window.
         window_ms: the length of the window.
         gaps: waits after which something happens in the limiter: edges, and 1 ms before and after each.
     """
@@ -84,7 +84,7 @@ def move(target: Target, dice: random.Random) -> Move:
 
 
 def taken(limiter: Limiter, plan: Plan, allowance: int) -> list[tuple[int, int]]:
-    """The (time, amount) pairs that a plan gets; all that is left is taken by halving down to one unit."""
+    """The (time, amount) pairs that a plan gets; to take all that is left, amounts are halved down to 1."""
     now, got = 0, []
     for gap_ms, most in plan:
         now += gap_ms

@@ -1,4 +1,4 @@
-"""Equal holders with a steady demand above the limit: what they use of it, and how they share it."""
+"""Equal holders with a steady demand above the limit: how much of the limit they use, and their shares."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RENEW_AT = 0.8
 
 @dataclass
 class Holder:
-    """One holder; its demand is steady, and what it cannot spend is lost.
+    """One holder with a steady demand.
 
     Attributes:
-        demand: the units that it would spend in one tick.
-        owed: the part of a unit that is left of earlier ticks.
+        demand: the units that the holder would spend in one tick.
+        owed: the unmet demand; demand beyond four ticks is lost.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Holder:
     calls: int = 0
 
     def tick(self, oracle: Oracle, quota: Quota, now_ms: int) -> None:
-        """Spend what came up in one tick, and renew the lease when most of it is used."""
+        """Spend the demand of one tick, and renew the lease when most of it is used."""
         self.owed = min(self.owed + self.demand, self.demand * 4)
         if now_ms >= self.ends_ms:
             self.left = 0.0
@@ -73,7 +73,7 @@ def shares(quota: Quota, holders: int, lease_ms: int, run_ms: int, demand: float
     dice = random.Random(0)
     them = [Holder(number, each, lease_ms, dice) for number in range(holders)]
     for now in range(0, run_ms, TICK_MS):
-        # nobody is always first
+        # each holder is first in turn
         first = now // TICK_MS % holders
         for holder in (*them[first:], *them[:first]):
             holder.tick(oracle, quota, BEGIN_MS + now)

@@ -1,4 +1,4 @@
-"""The bounds that GET /v1/quotas states are exactly what an adversary can get."""
+"""The bounds that GET /v1/quotas states are exactly the most that an adversary can get."""
 
 from __future__ import annotations
 

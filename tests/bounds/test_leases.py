@@ -1,4 +1,4 @@
-"""Leases keep the bounds that quotas state, use what there is, and are shared equally."""
+"""Leases keep the bounds that quotas state, use nearly the whole limit, and are shared equally."""
 
 from __future__ import annotations
 

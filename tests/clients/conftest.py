@@ -1,4 +1,4 @@
-"""What the tests of the clients share: the two kinds, a scripted server, and a real node."""
+"""Fixtures of the clients' tests: the two kinds, a scripted server, and a real node."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def waiting(do: Callable[[], object]) -> Iterator[list[Child]]:
 
 
 def renewal() -> object:
-    """A child that only takes gets leases, by a thread of its own."""
+    """A child that only calls `take` gets leases, from a renewal thread of its own."""
     with Client(URL, key=KEY) as client:
         names: Any = {"principal": "renewal", "usage": {"requests": 1}}
         with client.leased(**names) as work:
@@ -85,7 +85,7 @@ def renewal() -> object:
 
 
 def connections() -> object:
-    """Parent and children ask in turn, and all at once; each answer is that of its own ask."""
+    """Parent and children ask in turn, and all at once; each gets the answer to its own ask."""
     with Client(URL, key=KEY, timeout_s=60, retry=Retries(times=0)) as client:
 
         def principals() -> bool:
@@ -103,7 +103,7 @@ def connections() -> object:
 
 
 def kept() -> object:
-    """The parent's connection outlives its child, which used the client, closed it, and ended."""
+    """The parent's connection outlives a child that used the client, closed it, and ended."""
     lasting = httpx.Limits(keepalive_expiry=600)
     with Client(URL, key=KEY, http=lambda: httpx.Client(trust_env=False, limits=lasting)) as client:
         client.decide(**ASK)
@@ -119,7 +119,7 @@ def kept() -> object:
 
 
 def lent() -> object:
-    """A client of the caller's own that was used is refused in a child; a function is called there."""
+    """A child refuses an HTTP client that was used before the fork; a function that makes one is called."""
     said = []
     with httpx.Client(trust_env=False) as http:
         client = Client(URL, key=KEY, http=http)
@@ -237,7 +237,7 @@ def inside() -> object:
                     asyncio.get_running_loop()
                     asyncio._set_running_loop(None)
                 print(json.dumps(asyncio.run(ask())), flush=True)
-                os._exit(0)  # to unwind would be to run the parent's event loop here, as it ends
+                os._exit(0)  # unwinding would run the parent's event loop here
 
             child = Child(use)
             await asyncio.to_thread(os.waitpid, child.pid, 0)

@@ -85,7 +85,7 @@ def executor() -> object:
 
 
 def forkserver() -> object:
-    """The fork server imports the module, and so holds half of the other half; only its child spends."""
+    """The fork server imports the module, so it holds a lease of half the rest; only its child spends."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.clients.preloaded"])
     queue = context.Queue()
@@ -103,7 +103,7 @@ def _put_spent(queue: Any) -> None:
 def untold() -> object:
     """A server in C forks, and tells Python nothing: no hook of `os.register_at_fork` runs (uWSGI).
 
-    It forks when no other thread wants to run: the child's interpreter would wait for that thread for ever.
+    It forks while no other thread wants to run: the child's interpreter would wait for that one for ever.
     """
     reading, writing = os.pipe()
     time.sleep(0.01)  # a thread that was woken has its turn

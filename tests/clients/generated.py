@@ -58,7 +58,7 @@ class Programs(NamedTuple):
 
 
 def python() -> Programs:
-    """Import the client, and check with mypy what the programs call."""
+    """Import the client, and check the programs' calls with mypy."""
     source = GENERATED / "python"
     example, operations = EXAMPLES / "python" / "example.py", OPERATIONS / "operations.py"
     path = {"MYPYPATH": str(source), "PYTHONPATH": str(source)}

@@ -27,7 +27,7 @@ class Lessor:
 
     Attributes:
         calls: how many requests it answered.
-        granted: of each lease, by its name.
+        granted: the units of each lease, by its name.
     """
 
     quota: Quota
@@ -42,7 +42,7 @@ class Lessor:
         return KEYS[self.quota.key].usage
 
     def dialogues(self) -> Dialogues:
-        """Those of one client."""
+        """The dialogues of one client."""
         return Dialogues(Retries(), 0.1, CheckHeaders(), lambda: self.now_ms / 1000, self.dice)
 
     def holder(self, lease_ms: int) -> Holder:
@@ -98,10 +98,10 @@ def _decision(decision: Any) -> dict[str, Any]:
 
 @dataclass
 class Worker:
-    """Work that comes up steadily, and is decided by a holder; what is refused is lost.
+    """A steady stream of work that a holder decides; refused work is lost.
 
     Attributes:
-        spent: what was admitted: (time in ms, units).
+        spent: the admitted work: (time in ms, units).
         asked: how many units came up.
     """
 

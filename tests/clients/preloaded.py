@@ -25,7 +25,7 @@ ready: Final = multiprocessing.get_context("fork").Barrier(WORKERS)
 
 
 def spent() -> int:
-    """How many units this process gets, and that the first is of no inherited lease."""
+    """Return how many units this process gets; check that it spends no inherited lease."""
     assert not take(), "a lease of the parent was spent"
     admitted = 0
     while WORK.decide().may_go_ahead:

@@ -129,7 +129,7 @@ def serving() -> Iterator[Script]:
             """Say nothing."""
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True  # the end does not wait for a request on a connection that is kept alive
+        daemon_threads = True  # shutdown does not wait for a request on a connection that is kept alive
 
     with threaded(Server(("127.0.0.1", 0), Handler)) as server:
         script = Script(f"http://127.0.0.1:{server.server_port}")

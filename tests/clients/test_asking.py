@@ -1,4 +1,4 @@
-"""What the hand-made clients send and parse: typed answers, batches, problems, checks."""
+"""Requests and answers of the hand-made clients: typed answers, batches, problems, checks."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.http.check_schema import METHODS
+from app.http.openapi.check import METHODS
 from tests.clients.generated import ROOT, npm_tool, run
 
 FILE = ROOT / "openapi" / "openapi.json"

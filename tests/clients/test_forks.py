@@ -23,7 +23,7 @@ from tests.service import ADMIN_KEY, Service, eventually, running
 
 ROOT = Path(__file__).parents[2]
 IN_ALL: Any = {"limit": 0.001, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
-"""Hardly anything comes back while a test runs."""
+"""Hardly any token is refilled while a test runs."""
 
 
 def environment_of(url: str, principal: str = "") -> dict[str, str]:
@@ -58,7 +58,7 @@ def left(node: Service, principal: str) -> float:
 
 @pytest.mark.parametrize("how", ["fork", "twice", "thread", "leaving", "pool", "executor", "untold"])
 def test_lease_is_spent_once_over_parent_and_children(node: Service, how: str):
-    """The first lease is half of the burst. Its rest is the parent's; the children share the other half."""
+    """The first lease is half of the burst. The parent keeps its rest; the children share the other half."""
     node.put(f"user={how}", request_rate=IN_ALL)
     found = forked(how, node.url, module="forked_leases")
     spent = BURST // 2 - LEFT + found["mine"] + found["children"]

@@ -126,7 +126,7 @@ def calls(command: Sequence[str | Path], node: Service) -> list[Call]:
 
 
 def set_fields(value: Any) -> Any:
-    """A JSON value without fields that are null: an answer says both in the same way."""
+    """A JSON value without its null fields: in an answer, null and absent mean the same."""
     if isinstance(value, dict):
         return {name: set_fields(each) for name, each in value.items() if each is not None}
     return [set_fields(each) for each in value] if isinstance(value, list) else value
@@ -239,7 +239,7 @@ ANYTHING: Final = "anything"
 
 
 def fields(schema: Any, document: Any, at: str = "") -> Iterator[str]:
-    """The paths of all fields that a schema knows, of those that may be null, and where anything may be."""
+    """The paths of all fields of a schema; also the paths that may be null or anything, with that word."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         schema = document["components"]["schemas"][name]
@@ -270,7 +270,7 @@ def test_simplified_document_keeps_every_field_and_every_null():
         free = [path.removesuffix(f" {ANYTHING}") for path in known if path.endswith(ANYTHING)]
         for path in set(fields(schema, exact)) - known:
             is_free = any(path.startswith((f"{at}/", f"{at} ")) for at in free)
-            is_null_itself = path == " null"  # said at the references to it
+            is_null_itself = path == " null"  # its references say so
             assert is_free or is_null_itself, f"{name}{path}"
 
 
@@ -311,7 +311,7 @@ def test_several_named_schemas_are_not_reduced_to_the_first():
 
 
 def test_names_of_generated_classes_do_not_depend_on_descriptions():
-    """A generator makes one class of equal shapes without a name."""
+    """A generator merges equal shapes without a name into one class."""
     exact = json.loads((generated.ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
     patch = exact["components"]["schemas"]["QuotaPatch"]["properties"]
     for key in ("producer_byte_rate", "consumer_byte_rate"):
@@ -338,7 +338,7 @@ READ_AND_SENT: Final[list[tuple[str, Any, Any]]] = [
     ("Wish", {"usage": {"requests": 1}}, {"usage": {"requests": 1}}),
     ("KeyWanted", {"name": "a", "scopes": ["read"]}, {"name": "a", "scopes": ["read"]}),
 ]
-"""A class of the Python client, a dict, and the dict that is sent of it."""
+"""A class of the Python client, the dict that an object is made from, and the dict that is sent."""
 
 
 def test_python_client_sends_null_only_where_it_was_said(made: None):

@@ -19,7 +19,7 @@ LINES = 20_000
 
 
 class Sink:
-    """Takes what the proxy forwards."""
+    """Receives the bytes that the proxy forwards."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -69,7 +69,7 @@ def test_lines_below_the_limit_all_pass_with_few_calls(node: Service):
 
 @pytest.mark.parametrize("quota", ["sampled_rate", "token_bucket"])
 def test_lines_beyond_the_limit_wait(node: Service, quota: str):
-    """What passes at once is what an empty bucket holds; the rest is held back, and asked for rarely."""
+    """As many bytes pass at once as an empty bucket holds; the rest is held back, and asked for rarely."""
     name = f"beyond-{quota}"
     value: dict[str, Any] = {"limit": 10_000, "enforcement": "deny", "algorithm": quota, "samples": 11}
     node.put(f"user={name}", producer_byte_rate=value)

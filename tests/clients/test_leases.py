@@ -1,4 +1,4 @@
-"""What the client's leases promise: bounds hold, what there is gets used, and few calls are made."""
+"""The promises of the client's leases: bounds hold, available units get used, and few calls are made."""
 
 from __future__ import annotations
 

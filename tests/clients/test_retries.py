@@ -1,4 +1,4 @@
-"""What the hand-made clients send again, and what they never send twice."""
+"""Retries of the hand-made clients: the calls that they send again, and the calls that they never repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hand-made clients do when a node sheds their ask: they retry, a few times."""
+"""The hand-made clients retry a shed ask, a few times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hand-made clients do with a throttle or a delay: they wait, never too short, and report it."""
+"""The hand-made clients wait for a throttle or a delay, never too short, and report it."""
 
 from __future__ import annotations
 

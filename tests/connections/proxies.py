@@ -73,7 +73,7 @@ async def proxying(
                 at_start = proxy.descriptors()
                 yield proxy
                 if process.poll() is None:
-                    # the one that may stay is the connection to Quotagate
+                    # the connection to Quotagate may stay
                     await until(lambda: proxy.descriptors() <= at_start + 1)
                     last = proxy.counts()
                     assert (last["held"], last["open"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""What the example proxy does with the answers of a fake Quotagate: their order, late ones, missing ones."""
+"""The example proxy with the answers of a fake Quotagate: their order, late answers, missing answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scripted:
         self.answer: Callable[[dict[str, Any]], tuple[str, str]] = lambda _: said("admit")
 
     def hold_back(self, back: bool, *rechecks: bool) -> None:
-        """Hold back the answers to first or second asks, or release them."""
+        """Hold back or release the answers to first asks, to re-checks, or to both."""
         for recheck in rechecks or (False, True):
             event = self.may_answer[recheck]
             event.clear() if back else event.set()
@@ -149,7 +149,7 @@ async def test_a_held_connection_keeps_nobody_waiting(quotagate, target) -> None
 
 
 async def test_nothing_is_read_from_a_held_connection(quotagate, target) -> None:
-    """What the client has sent meanwhile waits too, and passes with the connection."""
+    """Bytes that the client sends meanwhile wait too, and pass with the connection."""
     script, url = quotagate
     script.answer = lambda ask: said("admit") if ask["recheck"] else said("throttle", 1)
     async with proxying(url, target) as proxy, connected(proxy.port, WAITING) as (reader, writer):
@@ -173,7 +173,7 @@ async def test_a_held_connection_may_be_delayed_by_its_listener_too(quotagate, t
 
 
 async def test_an_address_that_was_told_to_wait_is_not_asked_for_before(quotagate, target) -> None:
-    """None of its connections would pass, so they must not take turns from others."""
+    """None of the address's connections would pass, so they must not take turns from others."""
     script, url = quotagate
     script.answer = lambda ask: said("throttle", 1_000) if ask["ip"] == WAITING else said("admit")
     async with proxying(url, target) as proxy, AsyncExitStack() as held:
@@ -188,7 +188,7 @@ async def test_an_address_that_was_told_to_wait_is_not_asked_for_before(quotagat
 
 
 async def test_second_asks_leave_every_other_turn_to_newcomers(quotagate, target) -> None:
-    """Four of them are due when a newcomer arrives: one is in progress, and at most one more goes first."""
+    """Four second asks are due when a newcomer arrives: one is in progress, at most one more goes first."""
     script, url = quotagate
     script.answer = lambda ask: said("throttle", 1_000) if ask["ip"] == WAITING else said("admit")
     script.hold_back(True, True)

@@ -16,7 +16,7 @@ from tests.ready import ready
 from tests.service import Service
 
 SLOW = {"samples": 2, "sample_ms": 3_600_000}
-"""A bucket that shows exactly what was charged: it forgets nothing for an hour."""
+"""A bucket that shows its exact charges, because it forgets nothing for an hour."""
 
 
 class HalfOpen(asyncio.Protocol):
@@ -80,7 +80,7 @@ async def test_a_target_that_has_ended_still_takes_what_comes(node: Service) -> 
 
 
 async def test_a_slow_target_slows_its_client(node: Service) -> None:
-    """Back-pressure: what the target does not read stays with the client, and arrives completely later."""
+    """Backpressure: bytes that the target does not read yet stay with the client, and all arrive later."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         async with proxying(node.url, listener.getsockname()[1]) as proxy:
             await asyncio.to_thread(flood, proxy.port, listener)
@@ -156,7 +156,7 @@ async def test_a_throttled_connection_is_admitted_once_the_rate_has_fallen(
 async def test_a_connection_that_is_still_over_the_rate_is_closed_and_charges_nobody(
     node: Service, target: int
 ) -> None:
-    """Neither the bucket of its address, nor those of its listener and its broker."""
+    """No bucket is charged: not its address's, its listener's or its broker's."""
     rate = {"limit": 1_000, **SLOW}
     node.put("ip=127.0.1.8", connection_creation_rate={"limit": 1, **SLOW})
     node.put("listener=CHARGED", max_connection_creation_rate={**rate, "scope": "cluster"})
@@ -180,7 +180,7 @@ async def test_a_connection_that_is_still_over_the_rate_is_closed_and_charges_no
 
 
 def charged(node: Service, ip: str, broker: str) -> dict[str, int]:
-    """What each bucket of a connection holds: observed = held / window, remaining = limit x window - held."""
+    """The content of a connection's buckets: observed = held / window, remaining = limit x window - held."""
     ask = {"ip": ip, "broker": broker, "listener": "CHARGED", "usage": {"connections": 0}}
     found = {}
     for quota in node.ask(**ask, mode="peek", detail=True)["quotas"]:

@@ -1,4 +1,4 @@
-"""What an acceptor does with each answer, according to KIP-612, and which answers are invalid."""
+"""The step of an acceptor after each answer, according to KIP-612, and the invalid answers."""
 
 from __future__ import annotations
 

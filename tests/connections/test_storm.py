@@ -21,9 +21,9 @@ WINDOW_S: Final = SAMPLES * SAMPLE_MS / 1000
 CLIENTS: Final = 40
 STORM_S: Final = 3.0
 LONG_STORM_S: Final = 4.0
-"""For the storm that a bystander is measured in, once hundreds are held."""
+"""The length of the storm. A bystander is measured in it, from when hundreds of connections are held."""
 HALF_THE_LIMIT: Final = 0.5
-"""How much must pass at least: a storm that is mostly refused would satisfy any rate."""
+"""The least share of the limit that must pass: a storm that is mostly refused would keep to any bound."""
 
 
 async def test_an_address_has_one_rate_over_both_proxies(node: Service, target: int) -> None:
@@ -82,11 +82,11 @@ async def test_a_place_has_one_rate(node: Service, target: int, one, other, enti
 def with_delays(acceptors: int) -> float:
     """Return the most connections that obedient acceptors let in during any window of N samples.
 
-    Everything of a window is in the sum at its last ask. Up to M = limit x (N + 1) samples that sum may be
-    fine, for the window it is measured over may be that long. Above M each ask is over the rate, and its
-    acceptor waits. Either for a whole sample: N times at most. Or until the rate would be down if nothing
-    were forgotten, which above M comes after the oldest sample was forgotten: N + 1 times at most. With the
-    last ask, after which nobody need wait, an acceptor adds 2N + 2.
+    The sum at the last ask of a window has all its connections. A sum of up to M = limit x (N + 1) samples
+    may be within the rate, because the measured window may be that long. Above M each ask is over the rate,
+    and its acceptor waits. It waits for a whole sample, at most N times, or until the rate would be down if
+    nothing were forgotten. Above M that moment comes after the oldest sample was forgotten: at most N + 1
+    times. With the last ask, whose wait does not matter, an acceptor adds 2N + 2.
     """
     return LIMIT * (SAMPLES + 1) * SAMPLE_MS / 1000 + acceptors * (2 * SAMPLES + 2)
 
@@ -112,7 +112,7 @@ def most_within(passed: Sequence[Attempt], span_s: float) -> int:
 
 
 async def test_a_storm_of_one_address_does_not_slow_another(node: Service, target: int) -> None:
-    """Another address passes hundreds of held sockets, in a fraction of the time that they take."""
+    """A connection of another address overtakes hundreds of held ones, in a fraction of their time."""
     node.put("ip=127.0.3.3", connection_creation_rate=RATE)
     node.put("ip=127.0.3.4", connection_creation_rate=RATE)
     async with proxying(node.url, target) as proxy:
@@ -122,7 +122,7 @@ async def test_a_storm_of_one_address_does_not_slow_another(node: Service, targe
         passing: list[Attempt] = []
         while not storming.done():
             passing.append(await attempt(proxy.port, "127.0.3.4"))
-            await asyncio.sleep(0.1)  # a tenth of a second apart is a quarter of its rate
+            await asyncio.sleep(0.1)  # ten a second, a quarter of its rate
         made = await storming
     overtaken = [sum(one.began < each.began and each.ended < one.ended for one in made) for each in passing]
     typical = {"quiet": took_ms(quiet), "in the storm": took_ms(passing), "the storm's own": took_ms(made)}

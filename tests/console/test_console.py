@@ -1,4 +1,4 @@
-"""What a person does in the console, and its effect on the service."""
+"""A person's actions in the console, and their effect on the service."""
 
 from __future__ import annotations
 
@@ -140,6 +140,7 @@ def test_throttled_callers_are_shown(console: Console):
     console.node.ask(principal="ivan", usage={"producer_ids": [2]})
     page = console.unlocked().view("throttles").page
     page.wait_for_selector("#throttle-rows tr:has-text('user=ivan')")
+    expect(page.locator("#throttle-rows tr", has_text="user=ivan")).to_contain_text("1 h")
     page.wait_for_selector("#decision-rows tr:has-text('throttle')")
 
 
@@ -177,7 +178,7 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     held.pop().continue_()
     page.unroute("**/v1/quotas?*", hold)
     expect(page.locator("#history li")).to_have_count(2)
-    page.keyboard.press("ArrowLeft")  # the one who has gone on is not called back
+    page.keyboard.press("ArrowLeft")  # the late list does not move the focus back
     expect(page.locator("#volumes")).to_be_visible()
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#health")).to_be_visible()
@@ -190,7 +191,7 @@ def test_dark_and_light(console: Console):
     light = page.evaluate(ground)
     page.emulate_media(color_scheme="dark")
     assert page.evaluate(ground) != light
-    page.click("#scheme")  # and by hand, which is kept
+    page.click("#scheme")  # a choice by hand outlives a reload
     assert page.evaluate(ground) == light
     page.reload()
     assert page.evaluate(ground) == light

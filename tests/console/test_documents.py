@@ -1,4 +1,4 @@
-"""The pages that show the OpenAPI document, in a real browser: what they run, ask and see."""
+"""The pages that show the OpenAPI document, in a real browser: their scripts, requests and access to keys."""
 
 from __future__ import annotations
 

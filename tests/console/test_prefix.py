@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.console import decoy as decoys
 from tests.console.conftest import Console
 from tests.console.decoy import Decoy
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.programs import end
 from tests.service import Service, eventually
 from tests.tools import need
@@ -52,7 +52,7 @@ class Host:
 @pytest.fixture(scope="module")
 def proxied(node: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     folder: Path = tmp_path_factory.mktemp("nginx")
-    [port] = free_ports(1)
+    port = free_port()
     with decoys.running() as decoy:
         text = NGINX.replace("PORT", str(port)).replace("DECOY", str(decoy.port))
         (folder / "nginx.conf").write_text(text.replace("NODE", str(node.address[1])), encoding="utf-8")

@@ -31,7 +31,7 @@ USER_LIMIT, IP_LIMIT, IDS_LIMIT = 40, 120, 30
 CALLERS: Final = 50
 WITHOUT_REFILL: Final = 1e-9
 FALSELY_SEEN: Final = 2
-"""How many ids of a test the filters may take for seen: one of 10,000 at most."""
+"""How many ids of a test may be false-seen; the probability is at most 1e-4 for each."""
 
 QUOTAS: Final[dict[str, dict[Entity, Quota]]] = {
     "request_rate": {
@@ -65,7 +65,7 @@ def address() -> str:
 
 
 def ask_of(user: str | None, ip: str | None, **more: Any) -> Ask:
-    """An ask for one unit of everything."""
+    """An ask for one request and one connection."""
     usage = {"requests": 1, "connections": 1}
     return Ask(**{"usage": usage, "principal": user, "ip": ip, **more})
 
@@ -74,7 +74,7 @@ def ask_of(user: str | None, ip: str | None, **more: Any) -> Ask:
 async def nodes(
     cluster: Cluster, count: int = 1, quotas: Any = None, *, caller_clock: bool = False, **more: Any
 ) -> AsyncIterator[list[Admission]]:
-    """Nodes that share the cluster; they are patient, as a crowded machine is no outage."""
+    """Nodes that share the cluster, with long timeouts, because a busy machine is no outage."""
     snapshot = Snapshot.of(QUOTAS if quotas is None else quotas)
     async with AsyncExitStack() as stack:
         opened = []
@@ -95,20 +95,20 @@ async def nodes(
 
 
 async def status(admission: Admission, bucket: str, quota: str) -> Any:
-    """A bucket as it is."""
+    """The present state of a bucket."""
     buckets = Buckets(admission.circuit, lambda: Snapshot.of(QUOTAS), RULES)
     (found,) = await buckets.status(BucketName.parse(bucket, RULES), quota, None)
     return found
 
 
 async def spent(admission: Admission, bucket: str, quota: str) -> int:
-    """What was taken from a bucket that never refills."""
+    """The units that were taken from a bucket that never refills."""
     taken: int = round((await status(admission, bucket, quota)).observed)
     return taken
 
 
 class Lapses(Metrics):
-    """Adds up what leases lost that nobody had settled."""
+    """Adds up the units of lapsed leases."""
 
     units = 0.0
 
@@ -120,11 +120,11 @@ class Traffic:
     """Asks over users, addresses and ids, at random: some in batches, some without a user or an address.
 
     Attributes:
-        charged: by bucket, the asks that were charged to it, as their answers say.
-        shadowed: by bucket, those that were charged to a quota in shadow mode.
-        unsure: by bucket, the asks of which nobody knows whether they were: its slot was lost.
-        by_policy: the asks with a quota that the store did not decide.
-        policy_s: when the first and the last of these were answered, by the monotonic clock.
+        charged: by bucket, the asks that were charged to it according to their answers.
+        shadowed: by bucket, the asks that were charged to a quota in shadow mode.
+        unsure: by bucket, the asks that may have been charged to it, because its slot was lost.
+        by_policy: the asks with a quota that a policy decided.
+        policy_s: the times of the first and the last answer by policy, by the monotonic clock.
     """
 
     def __init__(self, users: int, ips: int) -> None:
@@ -146,7 +146,7 @@ class Traffic:
         return sum(self.charged[f"user={user}"] for user in self.users)
 
     async def send(self, nodes: Sequence[Admission], asks: int, callers: int = CALLERS) -> None:
-        """Send so many asks."""
+        """Send this many requests, of one ask or of four."""
         work = iter(range(asks))
         await asyncio.gather(*(self._call(nodes, work, number) for number in range(callers)))
 
@@ -180,7 +180,7 @@ class Traffic:
         return ask_of(user, ip, usage=usage, producer_ids=ids, detail=True)
 
     def count(self, ask: Ask, decision: Decision) -> None:
-        """Count what an answer says."""
+        """Count the verdicts of a decision."""
         self.asks += 1
         self.refused += decision.decision != "admit"
         if decision.source != "store":
@@ -199,10 +199,10 @@ class Traffic:
                 self.charged[verdict.bucket] += 1
 
     async def check(self, node: Admission, *, lost: Sequence[str] = ()) -> int:
-        """Check that no bucket is beyond its limit and that each has what was charged to it.
+        """Check that no bucket is beyond its limit, and that each has the charges counted for it.
 
         Args:
-            lost: buckets whose primary was killed: they may lack what had not been replicated.
+            lost: buckets whose primary was killed; they may lack charges that were not replicated.
 
         Returns:
             the units that only ``unsure`` asks explain.

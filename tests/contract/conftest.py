@@ -1,4 +1,4 @@
-"""Real databases for contract tests, and connections to stores that are not given up."""
+"""Real databases for contract tests, and connections to stores with a long timeout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let connections take long, which is a failure to a service but no difference in what scripts decide."""
+    """Give connections a long timeout, because a slow connection does not change the decisions of scripts."""
 
     def patient_client_of(url: str, timeout_s: float, *, connect_within_s: float = 0.0) -> Redis:
         return client_of(url, max(timeout_s, PATIENCE_S), connect_within_s=max(connect_within_s, PATIENCE_S))

@@ -36,7 +36,7 @@ FRACTIONS: Final = (0.5, 2.25, 0.1, 7.3)
 
 @functools.lru_cache(maxsize=None, typed=True)
 def one_of(*values: Any) -> st.SearchStrategy[Any]:
-    """One of these values. Made once: Hypothesis looks through each strategy that it has not seen."""
+    """One of these values. The strategy is cached, because Hypothesis examines each new strategy."""
     return st.sampled_from(values)
 
 

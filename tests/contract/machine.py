@@ -108,8 +108,8 @@ class Difference(AssertionError):
     """The store and the oracle disagree.
 
     Attributes:
-        last: the last one. By the store's clock, the same steps need not show a difference again, and then
-            Hypothesis raises an error of its own.
+        last: the last difference. Under the store's clock, the same steps may not show it again; Hypothesis
+            then raises an error of its own.
     """
 
     last: ClassVar[Difference | None] = None
@@ -166,7 +166,7 @@ class Machine(RuleBasedStateMachine):
         self.store = self.stores[False, False]
         self.loop.run_until_complete(self.stores[True, False].examine())  # a full store takes no library
         self.snapshot = Snapshot()
-        """The quotas that ``tables`` has; it follows their changes, as that of a node does."""
+        """The quotas of ``tables``; it follows their changes, like the snapshot of a node."""
         self.quotas: dict[str, dict[Entity, Quota]] = {}
         for key in KEYS:
             places = entities_of(key)
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ask=asks(), times=st.integers(2, 8), caller=st.sampled_from(CALLERS))
     def insist(self, ask: Ask, times: int, caller: Caller) -> None:
-        """Repeat the same ask until it is beyond the limit."""
+        """Repeat the same ask, often beyond the limit."""
         self._decide([ask] * times, caller)
 
     @rule(
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         limit=st.sampled_from((None, 3, 8)),
     )
     def exhaust(self, key: str, amount: int, recheck: bool, limit: int | None) -> None:
-        """Charge the buckets of one key under deny until they refuse; a limit ends shadow."""
+        """Charge the buckets of one key under deny until they refuse; `limit` ends shadow mode."""
         if limit is not None:
             for entity, quota in list(self.quotas[key].items()):
                 self._set(key, entity, replace(quota, limit=limit, burst=limit * 2.0, shadow=False))
@@ -271,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         algorithm=st.sampled_from(("sampled_rate", "token_bucket", "token_bucket")),
     )
     def settle_at_once(self, lease_ms: int, part: float, algorithm: Algorithm) -> None:
-        """Take a lease from buckets with room for it, ask for too much, and give back what was not spent."""
+        """Take a lease from buckets with room for it, ask for too much, and give back the unspent units."""
         ask = Ask({"mutations": 10}, None, "b", "c", "10.0.0.1", "1", "L", detail=True)
         for entity, quota in list(self.quotas["controller_mutation_rate"].items()):
             roomy = replace(quota, algorithm=algorithm, limit=20, burst=33.0, shadow=False)
@@ -297,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         deny=st.sampled_from((False, True, True)),
     )
     def lapse(self, ask: Ask, ms: int, later_ms: int, deny: bool) -> None:
-        """Take a lease and leave it alone until it is over; then ask, beyond the limit too."""
+        """Let a lease lapse; ask during and after it, also beyond the limit."""
         self._lease(ask, ms, ANYONE)
         ask = replace(ask, producer_ids=None, usage=ask.usage or {"requests": 1}, deny=deny, mode="admit")
         self._decide([ask] * 4)
@@ -324,7 +324,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, len(IDS) - 9))
     def flood_in_shadow(self, first: int) -> None:
-        """Use more ids than a quota in shadow allows; it would refuse them, and remembers them."""
+        """Use more ids than a quota in shadow mode allows: it would refuse them, but remembers them."""
         before = self.quotas["producer_ids_rate"]
         shadow = {entity: replace(quota, limit=3, shadow=True) for entity, quota in before.items()}
         self.quotas["producer_ids_rate"] = shadow
@@ -345,7 +345,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(full=st.sampled_from((True, False, False)), several=st.lists(asks(), min_size=1, max_size=4))
     def fill(self, full: bool, several: list[Ask]) -> None:
-        """Fill the store, or give it room again; then send asks, one of them perhaps from a new principal."""
+        """Fill the store, or give it room again; then send asks, some of them from a new principal."""
         self._fill(full=full)
         name = f"n{next(self.names)}"
         newcomer = Ask({"requests": 1}, (1, 2), name, "c", "10.0.0.9", "1", "L", detail=True)
@@ -394,7 +394,7 @@ class Machine(RuleBasedStateMachine):
         self._decide([ask])
 
     def _fill(self, *, full: bool) -> None:
-        """Make the store full, by a memory limit below what it uses."""
+        """Make the store full by a memory limit of 1 byte; without a limit it has room again."""
         self.redis.config_set("maxmemory", "1" if full else "0")
         if hasattr(self, "oracle"):
             self.oracle.full = full
@@ -464,7 +464,7 @@ class Machine(RuleBasedStateMachine):
         ),
     )
     def renew(self, ask: Ask, many: int, first: int, what: str) -> None:
-        """Write ids that a node knows, perhaps after the store lost its state or the bucket was reset."""
+        """Renew ids that a node knows, perhaps after the store lost its state or the bucket was reset."""
         ids = tuple((IDS[first:] + IDS)[:many])
         ask = replace(ask, producer_ids=ids, usage={}, mode="record")
         self._decide([ask])
@@ -489,7 +489,7 @@ class Machine(RuleBasedStateMachine):
         before=st.sampled_from((1, 20)),
     )
     def grow_in_a_full_store(self, principal: str, first: int, before: int) -> None:
-        """Ask for ids, and renew ids, that an old bucket has no room for; it cannot grow in a full store."""
+        """Ask for ids and renew ids beyond the room of an old bucket, which cannot grow in a full store."""
         ask = Ask({}, tuple(IDS[first : first + before]), principal, mode="record", detail=True)
         self._fill(full=False)
         self._decide([ask])
@@ -522,7 +522,7 @@ class Machine(RuleBasedStateMachine):
         ask = replace(ask, at_ms=self.now)
         for applied in self._ids_quotas(ask):
             renewal = Renewal(
-                bucket_key(applied), applied, ask.principal or "", known.resets, ids_of(ask), edition=0
+                bucket_key(applied), applied, ask.principal or "", known.resets, ids_of(ask), generation=0
             )
             plan = with_(renewal_plan(renewal, known.birth, SECRET), at_ms=ask.at_ms)
             (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
@@ -597,7 +597,7 @@ class Machine(RuleBasedStateMachine):
         self._compare_expiry(charge.key for plan in wanted for charge in plan.charges)
 
     def _compare_expiry(self, keys: Iterable[bytes]) -> None:
-        """Everything that is written ends by itself. One round trip asks for all keys."""
+        """Check that every written key has an expiry. One round trip asks for all keys."""
         touched = list(dict.fromkeys(keys))
         with self.redis.pipeline(transaction=False) as asked:
             for key in touched:
@@ -607,7 +607,7 @@ class Machine(RuleBasedStateMachine):
                     raise Difference(f"no expiry on {key!r}")
 
     def _lease(self, ask: Ask, lease_ms: int, caller: Caller, many: int = 1) -> None:
-        """Ask for some leases in one call, and compare what is granted."""
+        """Ask for some leases in one call, and compare the grants."""
         usage = ask.usage or {"requests": 3}
         ask = replace(ask, usage=usage, producer_ids=None, mode="record", at_ms=self.now, detail=False)
         ask = replace(ask, deny=False, recheck=False, cluster_action=False)
@@ -646,7 +646,7 @@ class Machine(RuleBasedStateMachine):
         self._compare_expiry(charge.key for charge in plans[0].charges)
 
     def _would_grant(self, ask: Ask, plan: Plan, caller: Caller) -> None:
-        """Compare what each bucket would grant; the lease that follows finds that nothing changed."""
+        """Compare the grant of each bucket in a look; the next lease shows that the look changed nothing."""
         expected = self.oracle.look(ask, self.quotas, RULES, self.now, caller)
         (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="look")]))
         got = tuple(result.granted for result in answer.results)
@@ -673,7 +673,7 @@ class Machine(RuleBasedStateMachine):
         self.met["lease over"] += not settled
 
     def _compare_lapsed(self, ask: Ask, charges: Sequence[Charge], answer: Answer) -> None:
-        """The answer says how much was spent by leases that nobody had settled."""
+        """Compare the units of lapsed leases in the answer."""
         lapsed = sum(
             result.lapsed
             for charge, result in zip(charges, answer.results, strict=True)
@@ -688,7 +688,7 @@ class Machine(RuleBasedStateMachine):
         return PlannedAsk(ask, charges, plan_of(ask, charges, SECRET, caller.key))
 
     def _charges(self, ask: Ask) -> list[Charge]:
-        """What an ask charges by the tables, which is what it charges by the rule."""
+        """The charges of an ask by the tables, which must equal those by the rule."""
         if self.quotas != self.snapshot.quotas:
             self.snapshot = self.snapshot.apply(self.snapshot.version + 1, self._changes())
             self.tables = Tables(self.snapshot, RULES)
@@ -699,7 +699,7 @@ class Machine(RuleBasedStateMachine):
         return charges
 
     def _changes(self) -> Iterator[SnapshotChange]:
-        """What changed since the snapshot."""
+        """The changes since the snapshot."""
         for key in KEYS:
             now, before = self.quotas.get(key, {}), self.snapshot.quotas.get(key, {})
             for entity in now.keys() | before.keys():
@@ -734,8 +734,8 @@ class Machine(RuleBasedStateMachine):
             raise Difference(f"{ask}\nno throttle time: {got}")
         self.met["growth"] += self._segments() > segments > 0
         after = list(self._filters(planned, now))
-        died = any(len(state.layers) > len(its) for state, its in after)
-        self.met["layer death"] += died or sum(len(its) for _, its in after) < live
+        died = any(len(state.layers) > len(live_layers) for state, live_layers in after)
+        self.met["layer death"] += died or sum(len(live_layers) for _, live_layers in after) < live
         self._count(ask, expected, kept=kept)
         strict = (charge for charge in planned.charges if self._is_made_deny(charge, ask))
         self.met["deny in a shared bucket"] += not kept and any(strict)
@@ -743,7 +743,7 @@ class Machine(RuleBasedStateMachine):
             self._look_inside(planned, answer, expected, now)
 
     def _look_inside(self, planned: PlannedAsk, answer: Answer, expected: Decision, now: int) -> None:
-        """Compare what decisions do not show: forgiven debts, remembered ids, live layers, clocks, leases."""
+        """Compare hidden state: forgiven debts, remembered ids, live layers, clocks, leases."""
         ask = planned.ask
         self._compare_lapsed(ask, planned.charges, answer)
         refused = expected.decision in ("throttle", "reject")
@@ -780,25 +780,25 @@ class Machine(RuleBasedStateMachine):
     def _compare_open(
         self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
     ) -> None:
-        """The answer says for how long the layer stays open that holds all ids of the ask."""
+        """Compare the reported time until the open layer closes, if it holds all ids of the ask."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
         expected = state.open_ms(spreads, at, charge.quota.layers)
         self.met["open layer reported"] += result.open_ms > 0
         self.met["open layer not reported"] += result.open_ms == 0 < expected
-        # an id that another one of the ask made seen by chance is not reported
+        # not reported if an id became seen by chance, through another id of the ask
         if result.open_ms not in ({0, expected} if result.outcome != "reject" else {0}):
             raise Difference(f"{ask}\nstore says open for {result.open_ms}, oracle {expected}")
 
     def _compare_unseen(
         self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
     ) -> None:
-        """The answer to a throttled ask says how many of its ids are new."""
+        """Compare the number of new ids in the answer to a throttled ask."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
         layers = charge.quota.layers
         expected = sum(state.find(spread, at, layers) is None for spread in spreads)
         is_throttled = result.outcome == "throttle"
         self.met["unseen ids reported"] += result.unseen > 1
-        # an id that a refreshed one made seen by chance was unseen before
+        # an id that became seen by chance, through a refreshed id, was unseen before
         if not (max(expected, 1) <= result.unseen <= len(spreads) if is_throttled else result.unseen == 0):
             raise Difference(f"{ask}\nstore says {result.unseen} are unseen, oracle {expected}")
 
@@ -855,7 +855,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def when_full(ask: Ask, applied: AppliedQuota) -> Verdict:
-    """The verdict of a quota for whose new bucket the store has no room."""
+    """The verdict of a quota when the store has no room for its new bucket."""
     return verdict_when_full(ask, charge_of(applied, ask))
 
 
@@ -895,7 +895,7 @@ def explored(
     """Run a given machine against a store, and return which events it met how often.
 
     Args:
-        only: the names of the rules to choose from, if not all; what a history begins with is always done.
+        only: the names of the rules to choose from, if not all; the initial rules always run.
         opened, closed: called with the loop before and after all histories.
 
     Raises:
@@ -917,7 +917,7 @@ def explored(
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
-                derandomize=False,  # under CI Hypothesis would, and then every run would be the same
+                derandomize=False,  # under CI Hypothesis would derandomize, and every run would be the same
                 database=None,
                 phases=phases,
                 print_blob=False,

@@ -34,7 +34,7 @@ CHANGE: dict[str, dict[str, Definition | None]] = {
 
 
 def main() -> None:
-    """Print for each n how the program ended and what it left."""
+    """Print for each n how the program ended and the state that it left."""
     what, url = sys.argv[1:]
     work, look = {"apply": (apply, catalog_of), "migrate": (migrate, schema_of)}[what]
     if what == "apply":

@@ -1,7 +1,7 @@
-"""A state machine of several nodes, each with its memory for producer ids, on one store, and of the oracle.
+"""A state machine that compares several nodes on one store, each with known ids of its own, with the oracle.
 
-Every call to the store is repeated in the oracle, which must agree. What a node answers alone is held to what
-the oracle says at that moment; and an id in use must not be forgotten, whichever node was asked.
+Every call to the store is repeated in the oracle, which must agree. An answer that a node gives alone must
+agree with the oracle at that moment. An id in use must not be forgotten, whichever node was asked.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ USERS = ("a", "b")
 WINDOW_MS = 3_000
 POLICIES = (Layers(1_000, 4_000), Layers(500, 2_000), Layers(3_000, 4_500))
 STEP_MS = 200
-"""Nodes look and renew before more time than this passes."""
+"""Nodes read the marks and renew before more time than this passes."""
 FALL_MS = 10_000
-"""By how much the store's clock is set back: no layer lives for so long."""
+"""How far the store's clock is set back: longer than any layer lives."""
 
 MUST_MEET = (
     "known alone",
@@ -79,23 +79,23 @@ class LateReply:
 
     Attributes:
         expected: the decision of the oracle.
-        edition: that of the node's knowledge when it planned the ask.
+        generation: the generation of the node's known ids when it planned the ask.
     """
 
     planned: PlannedAsk
     answer: Answer
     expected: Decision
     events: int
-    edition: int
+    generation: int
 
 
 @dataclass
 class Node:
-    """A node: its memory, and what the machine knows of it.
+    """A node: its known ids, and the machine's record of it.
 
     Attributes:
-        looked: how many events (losses, resets) had happened when it read the marks last.
-        noticed: the resets that it knows of.
+        looked: how many events (losses, resets) had happened when the node last read the marks.
+        noticed: the resets that the node has noticed.
     """
 
     local: LocalAnswers
@@ -106,7 +106,7 @@ class Node:
 
 
 class Unhurried(LocalAnswers):
-    """Renews when the machine says so."""
+    """Renews only when the machine calls for it."""
 
     def _renew_soon(self) -> None:
         pass
@@ -155,7 +155,7 @@ class Nodes(RuleBasedStateMachine):
         self.nodes = [self._node() for _ in range(many)]
         self._publish()
         self.admission = admission.Admission(
-            self.store,  # nothing is sent by it
+            self.store,  # the admission sends nothing to it
             lambda: self.snapshot,
             rules=RULES,
             secret=lambda: SECRET,
@@ -193,7 +193,7 @@ class Nodes(RuleBasedStateMachine):
         self.snapshot = Snapshot.of(self.quotas)
 
     async def _mark(self) -> Mark:
-        """The marks, with the time of this test instead of the server's; the way takes a while."""
+        """The marks, with the time of this test instead of the server's; each way takes `lag`."""
         self.now += self.lag
         mark = (await self.store.mark())._replace(now_ms=self.now)
         self.oracle.birth = mark.birth
@@ -251,7 +251,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS))
     def miss(self, data: Any, user: str) -> None:
-        """The store is away for a moment; what passes without it is known as it would be otherwise."""
+        """The store is away for a moment; ids that pass meanwhile must be alive and known."""
         self._miss(self._pick(data), user)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
@@ -268,7 +268,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read(self, data: Any) -> None:
-        """A node reads the replies that are late."""
+        """A node reads its late replies."""
         self._read(self._pick(data))
 
     @rule(data=st.data())
@@ -281,7 +281,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from((0, 1, 50, 199, 500, 999, 1_000, 1_500, 2_999, 4_000, 6_001)))
     def advance(self, ms: int) -> None:
-        """Let time pass; meanwhile nodes look at the marks, and renew what they used."""
+        """Let time pass; meanwhile nodes read the marks, and renew used ids."""
         first = max(0, min(ms, self.settled_at + STEP_MS - self.now))
         self.now += first
         if ms > first:
@@ -297,7 +297,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), late=st.booleans())
     def reset(self, data: Any, user: str, late: bool) -> None:
-        """One node resets a bucket; an ask that was decided before may be answered after."""
+        """One node resets a bucket; an ask that was decided before the reset may be answered after it."""
         node = self._pick(data)
         if late:
             self._ask(node, Ask({}, (data.draw(st.sampled_from(IDS)),), user), late=True)
@@ -305,7 +305,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def learn_too_late(self, data: Any, user: str, each: Any) -> None:
-        """A node resets a bucket before it reads the answer to an ask that was decided before."""
+        """A node resets a bucket before it reads the answer to an earlier ask."""
         node = self._pick(data)
         self._ask(node, Ask({}, (each,), user), late=True)
         self._reset(node, user)
@@ -350,7 +350,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def renew_before_a_loss_is_seen(self, data: Any, user: str, each: Any) -> None:
-        """A node sees a reset and renews after the store has lost its state, which others may have seen."""
+        """A node that has seen a reset renews before it sees a loss of state, unlike perhaps other nodes."""
         node, other = self._seen_reset(data, user, each), self._pick(data)
         self.lose(really=True)
         if other is not node:
@@ -359,7 +359,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
     def lose_what_dies(self, data: Any, user: str, each: Any) -> None:
-        """The store loses its state just before a layer dies, and a node that saw it renews just after."""
+        """The store loses its state just before a layer dies; a node sees the loss, and renews just after."""
         node = self._pick(data)
         self._ask(node, Ask({}, (each,), user))
         until = self.lives_until.get((user, each), 0)
@@ -372,7 +372,7 @@ class Nodes(RuleBasedStateMachine):
             self._renew(node)
 
     def _seen_reset(self, data: Any, user: str, each: Any) -> Node:
-        """A node that asked for an id, and then saw that some node reset the bucket."""
+        """A node that asked for an id, and then saw a reset of the bucket by some node."""
         node = self._pick(data)
         self._ask(node, Ask({}, (each,), user))
         self._reset(self._pick(data), user)
@@ -404,7 +404,7 @@ class Nodes(RuleBasedStateMachine):
             return
         for place in list(self.used_at):
             if not any(self._is_certain(node, *place) for node in self.nodes):
-                del self.used_at[place]  # its bucket may have been reset, and now nobody can say whether
+                del self.used_at[place]  # its bucket may have been reset, and that can no longer be known
         self.redis.flushall()
         self.oracle.lose()
         self.events += 1
@@ -434,7 +434,7 @@ class Nodes(RuleBasedStateMachine):
         window=st.sampled_from((WINDOW_MS, WINDOW_MS, 2_000)),
     )
     def change_policy(self, policy: Layers | None, window: int) -> None:
-        """The window or the layers change, on all nodes at once, and each decides by it at least once."""
+        """The window or the layers change on all nodes at once, and each node decides by the new policy."""
         if policy is None:
             return
         for entity, quota in self.quotas["producer_ids_rate"].items():
@@ -460,7 +460,7 @@ class Nodes(RuleBasedStateMachine):
     def count_step(self) -> None:
         self.met["steps"] += 1
 
-    # What a node does
+    # Actions of a node
 
     def _pick(self, data: Any) -> Node:
         place: int = data.draw(st.integers(0, len(self.nodes) - 1))
@@ -486,7 +486,7 @@ class Nodes(RuleBasedStateMachine):
         self._check_remembered(asked, found)
         self._note_lives(asked)
         self.gone -= {(asked.principal or "", each) for each in ids_of(asked)}
-        node.late.append(LateReply(planned, answer, expected, self.events, node.local.edition))
+        node.late.append(LateReply(planned, answer, expected, self.events, node.local.generation))
         if not late:
             self._read(node)
 
@@ -494,7 +494,7 @@ class Nodes(RuleBasedStateMachine):
         for reply in node.late:
             planned, answer = reply.planned, reply.answer
             self.met["learned late"] += answer.at_ms < self.now
-            self.met["nothing learned"] += planned.edition != node.local.edition
+            self.met["nothing learned"] += planned.generation != node.local.generation
             self._conclude(node, planned, answer)
             self._compare(planned, reply.expected)
             self.met["refused"] += reply.expected.decision != "admit"
@@ -509,7 +509,7 @@ class Nodes(RuleBasedStateMachine):
         deciding._record(planned, *deciding._decide(planned, answer, None))
 
     def _at(self, node: Node) -> admission.Admission:
-        """What decides, with what a node knows."""
+        """The admission, with the known ids of a node."""
         self.admission.local = node.local
         return self.admission
 
@@ -520,7 +520,7 @@ class Nodes(RuleBasedStateMachine):
         self._read(node)
         await node.local._look()
         node.looked = self.events
-        node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides what was before
+        node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides earlier events
 
     def _is_certain(self, node: Node, user: str, each: Any) -> bool:
         """Whether a node knows an id, and that its bucket was not reset."""
@@ -531,12 +531,12 @@ class Nodes(RuleBasedStateMachine):
         self.renewing = node
         while node.known.due:
             if not self.loop.run_until_complete(node.local._sent(node.local._renewals())):
-                return  # until it has looked
+                return  # until it has read the marks
 
     async def decide(
         self, plans: Sequence[Plan], late: LateCallback
     ) -> tuple[list[Answer], StoreError | None]:
-        """Renewals of a node, as its gatherer sends them."""
+        """Send renewals of a node, like its gatherer."""
         del late
         timed = [msgspec.structs.replace(plan, at_ms=self.now) for plan in plans]
         answers = await answers_of(self.store, timed)
@@ -578,15 +578,15 @@ class Nodes(RuleBasedStateMachine):
             raise Difference(f"written again after a reset: {back}")
         self._note_lives(ask)
 
-    # What must be true
+    # Checks
 
     def _check_learned(self, node: Node, reply: LateReply) -> None:
-        """A node knows what the store said, or has something to ask the store before that."""
+        """Check that a node has learned a reply, or must first send a renewal."""
         open_ms, charge = reply.answer.results[0].open_ms, reply.planned.charges[0]
         ask = reply.planned.unknown or reply.planned.ask
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return
-        if reply.edition != node.local.edition or ask.mode not in {"admit", "record"}:
+        if reply.generation != node.local.generation or ask.mode not in {"admit", "record"}:
             return
         key, applied = charge.key, charge.applied
         is_known = all(node.known.knows(key, applied, (each,), self.now) for each in ids_of(ask))
@@ -638,14 +638,14 @@ class Nodes(RuleBasedStateMachine):
         self._check_known(node, ask)
 
     def _check_known(self, node: Node, ask: Ask) -> None:
-        """Ids that a node answers alone are alive, and their use is noted."""
+        """Check that ids are alive which a node answers alone, and note their use."""
         self._check_alive(node, ask)
         user = ask.principal or ""
         still = [each for each in ids_of(ask) if (user, each) in self.lives_until]
         self._note_use(ask, still, self.now)
 
     def _check_alive(self, node: Node, ask: Ask) -> None:
-        """Ids that a node takes as known: the store had them, and has them unless it lost its state."""
+        """Check that the store had the ids that a node knows, and has them unless it lost its state."""
         found, user = self._found(ask), ask.principal or ""
         for each in ids_of(ask):
             until, event = self.lives_until.get((user, each)), self.events
@@ -661,7 +661,7 @@ class Nodes(RuleBasedStateMachine):
                     raise Difference(f"{ask}: {each} is known, but the store does not have it")
 
     def _check_restored(self, user: str, each: Any) -> None:
-        """An id that a node writes to the store is alive, and was not reset as far as the node could know."""
+        """Check that a restored id is alive, and was not reset as far as the node could know."""
         until, event = self.lives_until.get((user, each)), 0
         if until is None:
             until, event = self.reset_until.get((user, each), (0, 0))
@@ -671,7 +671,7 @@ class Nodes(RuleBasedStateMachine):
             raise Difference(f"{each} of {user} is written although its bucket was reset")
 
     def _check_remembered(self, ask: Ask, found: dict[Any, int]) -> None:
-        """An id in use is known to the store for at least a layer's life less an interval, and a step."""
+        """Check that the store knows an id for a layer's life after its use, less an interval and a step."""
         layers = self._ids_quota(ask.principal or "").quota.layers
         everybody_knows = all(node.looked >= self.lost and not node.known.due for node in self.nodes)
         for each in ids_of(ask):
@@ -682,7 +682,7 @@ class Nodes(RuleBasedStateMachine):
                 raise Difference(f"{ask}: {each} is forgotten {self.now - used} ms after its use")
 
     def _decide_alone(self, node: Node, planned: PlannedAsk) -> None:
-        """The other quotas of an ask travel; both together make the decision."""
+        """Ask the store about the other quotas of an ask, if any; both parts make the decision."""
         if planned.plan is None:
             self._conclude(node, planned, None)
             self._compare(planned, Decision("admit", 0, True, 1, "local", None))

@@ -1,4 +1,4 @@
-"""A brief answer says what the full one does, and there is one exactly if there is no more to say."""
+"""A brief answer means the same as the full one, and is given exactly if the full one has nothing more."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ FAULTS: Final = {
     "the first quota's numbers for each": ("pack(BRIEF, observed, remaining)", "string.sub(answer, 2, 17)"),
     "an answer that is kept": ("brief and context == 0 and", "brief and"),
 }
-"""What a faulty script hides, what is right, and what is wrong."""
+"""Faults by the content that they hide: the right text, and the wrong one."""
 
 
 class Different(Exception):
-    """A brief answer is not what the full one says."""
+    """A brief answer differs from the full one."""
 
 
 def test_brief_answers_say_what_full_ones_do() -> None:
@@ -61,7 +61,7 @@ def test_planted_fault_is_found(fault: str) -> None:
 
 
 def compare(script: str, examples: int) -> Counter[str]:
-    """Send the same asks to two stores, of which one answers briefly; return what was met."""
+    """Send the same asks to two stores, one with brief answers; return how often each event was met."""
     met: Counter[str] = Counter()
     with running("valkey") as url, redis.Redis.from_url(url) as client:
 
@@ -74,7 +74,7 @@ def compare(script: str, examples: int) -> Counter[str]:
             derandomize=True,
         )
         @given(
-            its=st.fixed_dictionaries(
+            all_quotas=st.fixed_dictionaries(
                 {
                     key: st.dictionaries(
                         st.sampled_from(entities_of(key)), quotas(key, 40), min_size=1, max_size=2
@@ -88,16 +88,16 @@ def compare(script: str, examples: int) -> Counter[str]:
                 max_size=40,
             ),
         )
-        def history(its: Quotas, sent: list[tuple[Ask, int, str | None]]) -> None:
+        def history(all_quotas: Quotas, sent: list[tuple[Ask, int, str | None]]) -> None:
             client.flushall()
-            asyncio.run(_same(url, script, its, sent, met))
+            asyncio.run(_same(url, script, all_quotas, sent, met))
 
         history()
     return met
 
 
 async def _same(
-    url: str, script: str, its: Quotas, sent: list[tuple[Ask, int, str | None]], met: Counter[str]
+    url: str, script: str, all_quotas: Quotas, sent: list[tuple[Ask, int, str | None]], met: Counter[str]
 ) -> None:
     full, brief = (
         RedisStore(f"{url}?db={at}", caller_clock=True, brief=bool(at), script=script) for at in (0, 1)
@@ -109,11 +109,12 @@ async def _same(
         for number, (each, pause_ms, key) in enumerate(sent):
             now += pause_ms
             if number == len(sent) // 2:  # so that debts are forgiven
-                its = {
-                    name: {of: lower_debts(quota) for of, quota in row.items()} for name, row in its.items()
+                all_quotas = {
+                    name: {of: lower_debts(quota) for of, quota in row.items()}
+                    for name, row in all_quotas.items()
                 }
             ask = replace(each, at_ms=now, id=key if each.mode == "admit" else None)
-            plan = plan_for(ask, its, RULES, SECRET)
+            plan = plan_for(ask, all_quotas, RULES, SECRET)
             if plan is not None:
                 await _compare(full, brief, plan, met)
     finally:

@@ -34,10 +34,10 @@ PAUSES_MS = (0, 0, 1, 99, 200, 334, 500, 1_001, 1_334, 6_001)
 class Both:
     """A store and the oracle, which get the same asks, and the store's buckets."""
 
-    def __init__(self, store: RedisStore, its: Quotas, *, timed: bool) -> None:
-        self.store, self.quotas, self.timed = store, its, timed
+    def __init__(self, store: RedisStore, all_quotas: Quotas, *, timed: bool) -> None:
+        self.store, self.quotas, self.timed = store, all_quotas, timed
         self.oracle = Oracle(SECRET, max_ids=MAX_IDS)
-        self.buckets = Buckets(store, lambda: Snapshot.of(its), RULES)
+        self.buckets = Buckets(store, lambda: Snapshot.of(all_quotas), RULES)
         self.now = 1_000_000
 
     async def ask(self, ask: Ask) -> None:
@@ -51,7 +51,7 @@ class Both:
         assert got == self.oracle.decide(ask, self.quotas, RULES, self._time())
 
     async def look(self, found: AppliedQuota, ask: Ask) -> None:
-        """Compare what the store shows of a bucket, by its name in a decision, with the oracle."""
+        """Compare a bucket in the store, found by its name in a decision, with the oracle."""
         name = self.buckets.parse(found.bucket)
         (shown,) = await self.buckets.status(name, found.quota.key, None if self.timed else self.now)
         assert shown == self._expected(found, ask)
@@ -98,15 +98,15 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
     looked: Counter[str] = Counter()
 
     async def history(data: st.DataObject, url: str, server: redis.Redis) -> None:
-        its: Any = {}
+        all_quotas: Any = {}
         for key in KEYS:
             chosen = data.draw(
                 st.lists(st.sampled_from(entities_of(key)), min_size=1, max_size=2, unique=True)
             )
-            its[key] = {entity: data.draw(quotas(key, MAX_IDS)) for entity in chosen}
+            all_quotas[key] = {entity: data.draw(quotas(key, MAX_IDS)) for entity in chosen}
         store = RedisStore(url, caller_clock=not timed, max_ids=MAX_IDS)
         await store.connect()
-        both = Both(store, its, timed=timed)
+        both = Both(store, all_quotas, timed=timed)
         try:
             for ask in data.draw(st.lists(asks(), min_size=5, max_size=15)):
                 both.now += data.draw(st.sampled_from(PAUSES_MS))
@@ -114,7 +114,7 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
                 peek = replace(
                     ask, usage=NOTHING, producer_ids=(), mode="peek", deny=False, cluster_action=False
                 )
-                found = applied_quotas(peek, its, RULES)
+                found = applied_quotas(peek, all_quotas, RULES)
                 before = stored(server)
                 for one, behind_ms in product(found, (0,) if timed else (0, 300, 90_000)):
                     both.now -= behind_ms

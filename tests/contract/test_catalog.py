@@ -104,7 +104,7 @@ async def test_two_nodes_follow_each_other(opened: Opener):
 async def test_change_is_in_force_at_another_node_after_its_next_look(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ):
-    """Within a second, then: two looks take half of it."""
+    """That is within a second: two polls take half a second."""
     looks: Counter[Catalog] = Counter()
     look = Catalog._catch_up
 
@@ -508,7 +508,7 @@ async def test_frozen_database_is_noticed_and_used_again_later(
 
 
 async def test_kernel_closes_connections_to_a_vanished_host(postgres: Postgres):
-    """Without it, 25 s of silence cost 22 s more, as retransmissions become rare; with it, 1 s."""
+    """Without these timeouts 25 s of silence cost 22 s more, as retransmissions get rare; with them, 1 s."""
     catalog = sql.Sql(postgres.database())
     async with catalog.engine.connect() as connection:
         driver: Any = (await connection.get_raw_connection()).driver_connection
@@ -564,7 +564,7 @@ def test_migrations_go_up_down_and_up_and_match_the_tables(empty: str):
 
 
 def test_names_of_migrations_tell_their_order():
-    """A node looks at the names alone when it starts, without Alembic."""
+    """A node that starts reads only the names, without Alembic."""
     steps = list(ScriptDirectory.from_config(schema.config()).walk_revisions())
     assert schema.revisions() == [step.revision for step in reversed(steps)]
 

@@ -29,7 +29,7 @@ from app.store import redis as redis_module
 from app.store.client import client_of
 from app.store.cluster import Address, PrimaryStore
 from app.store.connection import Command
-from app.store.lease import Lease
+from app.store.leader_election import Contender
 from app.store.loading import Load, Loader
 from app.store.port import Plan
 from app.store.volumes import VolumeRecord
@@ -61,7 +61,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def scanned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every call of a script is looked at; a crowded machine is no outage."""
+    """Check every script call; give examinations a long timeout, because a busy machine is no outage."""
     monkeypatch.setattr(redis_module, "EXAMINE_WITHIN_S", 30.0)
     return clusters.scan_calls(monkeypatch)
 
@@ -233,14 +233,14 @@ async def test_asks_of_one_request_are_decided_together_over_several_slots(clust
     async with nodes(cluster) as (node,):
         asks = [ask_of(user, ip, deny=True) for user in users]
         for _ in range(USER_LIMIT):
-            joint = await node.decide_together(asks)
-            assert (joint.decision.decision, joint.decision.source) == ("admit", "store")
-        assert (await node.decide_together(asks)).decision.decision == "throttle"
+            atomic = await node.decide_atomically(asks)
+            assert (atomic.decision.decision, atomic.decision.source) == ("admit", "store")
+        assert (await node.decide_atomically(asks)).decision.decision == "throttle"
         assert [await spent(node, f"user={user}", "request_rate") for user in users] == [USER_LIMIT] * 3
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT
         full = ask_of(users[0], None, deny=True)
         other = ask_of(fresh("u"), ip, deny=True)
-        assert (await node.decide_together([other, full])).decision.decision == "throttle"
+        assert (await node.decide_atomically([other, full])).decision.decision == "throttle"
         assert await spent(node, f"ip={ip}", "connection_creation_rate") == USER_LIMIT
 
 
@@ -268,7 +268,7 @@ async def test_lease_of_two_slots_is_granted_the_least_and_refused_if_one_refuse
     user, ip = fresh("u"), address()
     async with nodes(cluster) as (node,):
         caller, settlements = Caller(), list[Settlement]()
-        for _ in range(2):  # the second time after the first lease gave back, which comes first
+        for _ in range(2):  # the second time the node settles the first lease before it takes the new one
             wish = ask_of(user, ip, usage={"requests": 1_000, "connections": 1_000}, deny=True)
             taken = await node.leases.take(wish, 10_000, settlements, caller)
             assert taken.granted == {"requests": USER_LIMIT / 2, "connections": IP_LIMIT / 2}
@@ -297,7 +297,7 @@ async def test_asks_of_one_slot_in_a_batch_are_charged_once_whatever_a_shadow_qu
 
 @pytest.mark.parametrize("how", ["a lease decided once more", "asks decided together"])
 async def test_each_unit_that_a_lease_lost_is_counted_once(cluster: Cluster, how: str) -> None:
-    """Also when a settlement sent with a lease makes it be decided once more, and for asks as one."""
+    """Also if a settlement has the lease decided once more, and for asks that are decided together."""
     user, ip, lapses = fresh("u"), address(), Lapses()
     async with nodes(cluster, caller_clock=True, metrics=lapses) as (node,):
         take, caller = node.leases.take, Caller()
@@ -311,8 +311,8 @@ async def test_each_unit_that_a_lease_lost_is_counted_once(cluster: Cluster, how
         assert lapses.units == 0
         later = replace(both, at_ms=1_000_050)
         if how == "asks decided together":
-            joint = await node.decide_together([replace(later, usage={"requests": 1, "connections": 1})])
-            assert joint.decision.decision == "throttle"
+            atomic = await node.decide_atomically([replace(later, usage={"requests": 1, "connections": 1})])
+            assert atomic.decision.decision == "throttle"
         else:
             settlement = Settlement(node.leases.named(other.name or "", None), {})
             refused = await take(later, 50, [settlement], caller)
@@ -376,8 +376,8 @@ async def test_batches_of_the_log_travel_through_a_cluster(cluster: Cluster) -> 
 
 async def test_factor_leases_and_places_in_the_order_are_kept_on_a_cluster(cluster: Cluster) -> None:
     record = VolumeRecord.at(cluster.url)
-    lease = Lease.at(cluster.url, "volumes", "one", 10.0)
-    other = Lease.at(cluster.url, "volumes", "two", 10.0)
+    lease = Contender.at(cluster.url, "volumes", "one", 10.0)
+    other = Contender.at(cluster.url, "volumes", "two", 10.0)
     try:
         token = await lease.acquire()
         assert token is not None

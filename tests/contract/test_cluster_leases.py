@@ -1,4 +1,4 @@
-"""Leases over several slots of a cluster, taken at two nodes at once: buckets hold what was granted."""
+"""Leases over several slots of a cluster, taken at two nodes at once: buckets hold the granted units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of a script is looked at; a slot that moves slowly and a crowded machine are no outage."""
+    """Check every script call; set long timeouts, because slow moves and a busy machine are no outage."""
     clusters.scan_calls(monkeypatch)
     monkeypatch.setattr(cluster_module, "FOLLOW_WITHIN_S", 60.0)
     monkeypatch.setattr(redis_module, "EXAMINE_WITHIN_S", 30.0)
@@ -47,8 +47,8 @@ class Holders:
     """Holders of leases over users and addresses, who spend a part of each; some die, some ask directly.
 
     Attributes:
-        used: by bucket, what was spent, and what the leases of the dead hold.
-        turns: how many leases and asks were asked for.
+        used: by bucket, the units spent, and the units in leases of dead holders.
+        turns: the number of requests for leases, and of asks.
     """
 
     def __init__(self, users: int, ips: int) -> None:
@@ -92,13 +92,13 @@ class Holders:
             self._ended(lease, settled=False)
 
     def _ended(self, lease: tuple[Settlement, dict[str, float], dict[str, str]], *, settled: bool) -> None:
-        """Count what a lease used; all of it if it was over, or its holder died."""
+        """Count the used units of a lease: all of them if it was over or its holder died."""
         settlement, granted, names = lease
         for field, units in (settlement.spent if settled else granted).items():
             self.used[names[field]] += int(units)
 
     async def check(self, node: Admission) -> None:
-        """Check that every bucket has what was spent and what the dead hold, and no more than its limit."""
+        """Check that every bucket has exactly its `used` units, and no more than its limit."""
         for names, quota, limit in (
             ([f"user={user}" for user in self.users], "request_rate", USER_LIMIT),
             ([f"ip={ip}" for ip in self.ips], "connection_creation_rate", IP_LIMIT),

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 QUICK, MANY = 1_500, 8_000
 SOON_S = 180.0
-"""On a machine with hardly any processor."""
+"""The timeout of conditions, for a machine with hardly any processor."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call of a script is looked at; a slot that moves slowly and a crowded machine are no outage."""
+    """Check every script call; set long timeouts, because slow moves and a busy machine are no outage."""
     clusters.scan_calls(monkeypatch)
     monkeypatch.setattr(cluster_module, "FOLLOW_WITHIN_S", 60.0)
     monkeypatch.setattr(cluster_module, "EXAMINE_WITHIN_S", 30.0)
@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("asks", [QUICK, pytest.param(MANY, marks=pytest.mark.prove)])
 async def test_buckets_equal_the_admissions(cluster: Cluster, asks: int) -> None:
-    """Nobody is refused needlessly either: every user spends all that it has."""
+    """No ask is refused needlessly either: every user spends its whole limit."""
     traffic = Traffic(users=asks // 200, ips=asks // 400)
     async with nodes(cluster, 2) as both:
         await traffic.send(both, asks)
@@ -54,7 +54,7 @@ async def test_buckets_equal_the_admissions(cluster: Cluster, asks: int) -> None
 
 
 def _has_gone_on(traffic: Traffic, since: int) -> bool:
-    """Whether there were a hundred asks more."""
+    """Whether more than a hundred asks were sent since then."""
     return traffic.asks > since + 100
 
 
@@ -78,7 +78,7 @@ async def test_buckets_equal_the_admissions_while_slots_move(
 
 
 async def test_lost_primary_costs_its_own_quotas_only() -> None:
-    """Its replica takes over by a command, so that no node's timeout counts."""
+    """A command promotes the replica, so that the node timeout does not matter."""
     with clusters.running() as own:
         traffic = Traffic(users=60, ips=40)
         lost, replica = own.primaries[1], own.replicas[1]

@@ -1,4 +1,4 @@
-"""The connection for calls with a real store: order of replies, who is silent, and how it ends."""
+"""The connection for calls, with a real store: the order of replies, a silent store, and the end."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def test_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_refund_that_fills_an_old_bucket_lets_it_expire(kind: str):
-    """Without the refund it would be full in an hour; with it, it has been for longer than the slack."""
+    """With the refund the bucket has been full for longer than the slack; without, that takes an hour."""
     quotas = {"controller_mutation_rate": {Entity.of(user="alice"): QUOTA}}
     ask = Ask({"mutations": MAX_EXACT}, principal="alice", mode="refund")
     plan = plan_for(ask, quotas, MatchingRules(), b"")

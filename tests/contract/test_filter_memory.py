@@ -82,7 +82,7 @@ OLDER = (
     ),
     ("return min(size >= 2 * ids and size or ids * GROWTH, max_ids)", "return min(ids * GROWTH, max_ids)"),
 )
-"""The sizes of segments before the first one was made small."""
+"""The rules for sizes of segments: now, and before the first segment was made small."""
 
 
 async def test_bucket_of_the_older_shape_is_still_read_and_extended():

@@ -19,7 +19,7 @@ from app.catalog.sql import Sql
 from app.catalog.tables import KEYS
 from app.domain.ask import Ask
 from app.domain.quota import Defaults
-from app.http.access import Access
+from app.http.access.access import Access
 from app.http.head import RequestHead
 from app.http.problems import ProblemError
 from tests.postgres import Postgres, started

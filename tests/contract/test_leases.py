@@ -1,4 +1,4 @@
-"""Leases of the script keep the bounds that quotas state, under the adversaries that the oracle has met."""
+"""Leases of the script keep the bounds that quotas state, under the same adversaries as the oracle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUOTAS: dict[str, tuple[Algorithm, int]] = {
 
 
 class StoreLessor:
-    """The script as the target; each one begins with an empty store."""
+    """The script as the target; each target begins with an empty store."""
 
     def __init__(self, store: RedisStore, server: redis.Redis, loop: asyncio.AbstractEventLoop) -> None:
         server.flushdb()
@@ -74,7 +74,7 @@ def store() -> Iterator[tuple[RedisStore, redis.Redis, asyncio.AbstractEventLoop
 def test_leases_of_the_script_keep_the_bound(
     name: str, plans: int, store: tuple[RedisStore, redis.Redis, asyncio.AbstractEventLoop]
 ):
-    """The long way 1,000 plans over the two algorithms."""
+    """The long test tries 1,000 plans over the two algorithms."""
     algorithm, samples = QUOTAS[name]
     quota = Quota(
         "consumer_byte_rate",

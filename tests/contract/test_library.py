@@ -58,7 +58,7 @@ async def test_lost_library_is_loaded_again_and_nothing_is_charged_twice(url: st
 
 
 async def test_state_of_one_call_does_not_reach_the_next(url: str):
-    """Calls of stores with other options, and a call of which one ask failed, leave nothing behind."""
+    """Calls of stores with other options, and a call with a failed ask, leave no state behind."""
     store, by_caller = RedisStore(url, logged=True), RedisStore(url, caller_clock=True, max_ids=40)
     await store.connect()
     await by_caller.connect()

@@ -288,7 +288,7 @@ SHOWN_BY = (
     "advance",
     "ask",
 )
-"""The rules that lead to all of them, sooner than random histories of all rules."""
+"""The rules that find all faults sooner than random histories of all rules."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)

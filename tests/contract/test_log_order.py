@@ -1,4 +1,4 @@
-"""What the script reports to the decision log, in real stores: the order of calls, and id outcomes."""
+"""The script's reports to the decision log, in real stores: the order of calls, and id outcomes."""
 
 from __future__ import annotations
 

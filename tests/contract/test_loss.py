@@ -1,4 +1,4 @@
-"""After the loss of all the store's state no request of an id that was admitted is throttled, by any node."""
+"""After the store has lost all its state, no node throttles an ask with an id that was admitted before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.stores import Server, server
 
 SECRET = bytes(32)
 LIMIT, IDS, REQUESTS, NODES = 50, 500, 10_000, 3
-"""Ten times as many ids are in use as a window admits, so that ids taken for new ones would be throttled."""
+"""Ten times as many ids are in use as a window admits, so ids that count as new would be throttled."""
 
 
 class Deployment:
@@ -54,7 +54,7 @@ class Deployment:
         self.snapshot = Snapshot.of({"producer_ids_rate": {Entity.parse("user=*"): quota}})
 
     async def open(self) -> None:
-        """Examine the store; every node looks at its marks."""
+        """Open every node, which examines the store and reads its marks."""
         for node in self.nodes:
             await node.open()
 
@@ -65,7 +65,7 @@ class Deployment:
             await store.close()
 
     async def join(self) -> Admission:
-        """Another node, which knows nothing."""
+        """Add a node, which knows no ids."""
         node = self._node()
         await node.open()
         self.nodes.append(node)
@@ -100,14 +100,14 @@ async def test_no_admitted_id_is_throttled_after_the_loss_of_all_state(deploymen
             (decision,) = await decisions_of(node, [ask(chosen.randrange(IDS))])
             refused += decision.decision != "admit"
             alone += decision.source == "local"
-            if chosen.random() < 0.05:  # and others use up the quota
+            if chosen.random() < 0.05:  # and new ids use up the quota
                 new += 1
                 await decisions_of(node, [ask(10**6 + new)])
         assert (refused, alone) == (0, REQUESTS)
         for node in deployment.nodes:
             await node.local._look()  # a node renews nothing before it has noticed the loss
         while any(node.local.waits for node in deployment.nodes):  # noqa: ASYNC110  it is in three objects
-            await asyncio.sleep(0.01)  # until the nodes have renewed what they know
+            await asyncio.sleep(0.01)  # until the nodes have renewed their known ids
     stranger = await deployment.join()
     decisions = await decisions_of(stranger, [ask(each) for each in range(IDS)])
     assert {(decision.decision, decision.source) for decision in decisions} == {("admit", "store")}

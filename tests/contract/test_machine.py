@@ -21,7 +21,7 @@ from tests.stores import KINDS, running
 pytestmark = pytest.mark.usefixtures("patient_connections")
 
 STEPS = {"valkey": 20_000, "redis": 2_000}
-"""How deep `make test-all` goes; Redis runs the same scripts, and is as deep in `make prove`."""
+"""Steps in `make test-all`. Redis runs the same scripts, and has as many steps as Valkey in `make prove`."""
 QUICK_STEPS, LONG_STEPS = 3_000, 100_000
 
 FAULTS = {
@@ -54,8 +54,8 @@ FAULTS = {
         "do local p = checks[i] p.algorithm[p.outcome < THROTTLE and 'charge' or 'touch'](p) end",
     ),
     "remembering a throttled id": (
-        "  if check.dirty then write_head(check) end\nend\n\n-- Write ids that a node knows",
-        "for _, id in ipairs(check.unseen) do write(check, id) end write_head(check)\nend\n\n-- Write ids",
+        "  if check.dirty then write_head(check) end\nend\n\n-- Write known",
+        "for _, id in ipairs(check.unseen) do write(check, id) end write_head(check)\nend\n\n-- Write known",
     ),
     "time taken from the caller under the store's clock": (
         "now = caller_clock and at_ms or store_time",
@@ -218,7 +218,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "kept answers that callers share": ("ask", "retry", "change_quota"),
     "the detail of a retry": ("ask", "retry", "change_quota"),
 }
-"""The rules that lead to a fault which random histories of all rules may not meet in time."""
+"""By fault, the rules that find it in time; random histories of all rules may not."""
 
 NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "deny left out": (compiled, "DENY if ask.deny else 0", "0"),
@@ -230,11 +230,11 @@ NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
         "listener and listener == self._between,",
         "listener is None,",
     ),
-    "a bucket that brokers share": (compiled, "its.is_by_broker and broker is not None", "False"),
+    "a bucket that brokers share": (compiled, "form.is_by_broker and broker is not None", "False"),
     "ids counted as often as they came": (
         compiled,
-        "amount = len(ids_of(ask)) if its.counts_ids else usage[",
-        "amount = len(ask.producer_ids or ()) if its.counts_ids else usage[",
+        "amount = len(ids_of(ask)) if form.counts_ids else usage[",
+        "amount = len(ask.producer_ids or ()) if form.counts_ids else usage[",
     ),
     "a pair's bucket for its user": (compiled, "owner = texts[USER] if kind == PAIR else", "owner ="),
     "a quota of an older snapshot": (
@@ -262,7 +262,7 @@ NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
         "",
     ),
 }
-"""Faults of what a node does around the script: in which module, what is right, and what is wrong."""
+"""Faults in a node's code around the script: the module, the right text, and the wrong one."""
 
 
 def test_store_and_oracle_agree_in_3000_steps() -> None:
@@ -279,7 +279,7 @@ def test_store_and_oracle_agree_in_3000_steps() -> None:
 def test_store_and_oracle_agree(kind: str) -> None:
     """20,000 steps on Valkey or more, in which each important event happened often.
 
-    On Redis, which runs the same script, there are fewer, and only the proof asks for events.
+    Redis runs the same script in fewer steps; there only the proof requires events.
     """
     met: Counter[str] = Counter()
     often = AT_LEAST if kind == "valkey" else 0
@@ -316,7 +316,7 @@ def test_planted_fault_is_found(fault: str) -> None:
 @pytest.mark.timeout(3600)  # some seconds on an idle machine
 @pytest.mark.parametrize("fault", NODE_FAULTS)
 def test_planted_fault_in_a_node_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine that finds no fault in what a node sends and reads finds each planted one."""
+    """The machine that finds no fault in a node's code around the script finds each planted one."""
     module, right, wrong = NODE_FAULTS[fault]
     faulty = planted(module, right, wrong)
     for user in (
@@ -339,7 +339,7 @@ def test_planted_fault_in_a_node_is_found(fault: str, monkeypatch: pytest.Monkey
 
 
 def report(kind: str, met: Counter[str]) -> None:
-    """Print what the run met."""
+    """Print the events of a run."""
     say(f"{kind}: {met['steps']:,} steps, {met['decisions']:,} decisions, no difference")
     for name in sorted(set(met) - {"steps", "decisions"}):
         say(f"{met[name]:>7,}  {name}")

@@ -28,7 +28,7 @@ KEY = bucket_key(APPLIED)
 
 
 def renewal(resets: int, birth: bytes) -> Plan:
-    """The plan to write the ids again, by what a node knows of resets and of the store's state."""
+    """The plan of a renewal by a node that knows this newest reset and this birth of the store's state."""
     return renewal_plan(Renewal(KEY, APPLIED, "alice", resets, (1, 2), 0), birth, SECRET)
 
 
@@ -101,7 +101,7 @@ async def test_what_was_known_before_a_loss_is_not_written_until_the_node_has_se
     before = await store.mark()
     await raw.flushall()
     plan = renewal(0, before.birth)
-    (refused,) = await store.decide([plan])  # nobody has given the new state a birth
+    (refused,) = await store.decide([plan])  # the new state has no birth yet
     assert (refused.results[0].outcome, await raw.keys()) == ("throttle", [])
     after = await store.mark()
     (refused,) = await store.decide([plan])

@@ -22,7 +22,7 @@ NEWEST = ScriptDirectory.from_config(schema.config()).get_current_head()
 
 
 def deaths(what: str, url: str) -> list[dict[str, Any]]:
-    """What each program left; the last one was not killed."""
+    """The state that each program left; the last program was not killed."""
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "tests.contract.mortal", what, url],
         cwd=ROOT,

@@ -65,7 +65,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "bucket.resets, bucket.oldest_ms = NEVER, NEVER",
     ),
     "a bucket that an answer from before its reset confirms": (
-        "if bucket is None or renewal.edition != self.edition:",
+        "if bucket is None or renewal.generation != self.generation:",
         "if bucket is None:",
     ),
     "a loss that is not noticed": (
@@ -77,7 +77,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "if False:\n",
     ),
     "something learned from before a reset here": (
-        "self.edition += 1\n        for key in keys:",
+        "self.generation += 1\n        for key in keys:",
         "for key in keys:",
     ),
     "a clock set back that is not noticed": ("return fell_ms > FALL_MS", "return False"),
@@ -100,10 +100,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "an unseen id among known ones": ("ask", "march", "advance"),
     "detail answered alone": ("ask", "insist"),
 }
-"""The rules that lead to a fault which random histories of all rules may not meet in time."""
+"""By fault, the rules that find it in time; random histories of all rules may not."""
 
 NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
-    "ids learned under no edition": (admission, "None, unknown, local.edition)", "None, unknown)"),
+    "ids learned under no generation": (admission, "None, unknown, local.generation)", "None, unknown)"),
     "nothing learned": (admission, "        self.local.learn(planned, answer)\n", ""),
     "another time for the layer's end": (local, "answer.at_ms + open_ms", "answer.at_ms + 2 * open_ms"),
     "detail answered alone": (admission, " and may_answer_alone(ask):", ":"),
@@ -120,7 +120,7 @@ NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
         "spreads = spreads_of(replace(ask, principal=None), secret)",
     ),
 }
-"""Faults of what a node does with what it knows: in which module, what is right, and what is wrong."""
+"""Faults in a node's use of its known ids: the module, the right text, and the wrong one."""
 
 
 def run(
@@ -144,7 +144,7 @@ def test_planted_fault_is_found(fault: str) -> None:
     source = Path(known_ids.__file__).read_text()
     assert source.count(right) == 1, "the fault must be planted in one place"
     planted = ModuleType("planted")
-    sys.modules["planted"] = planted  # dataclasses look there
+    sys.modules["planted"] = planted  # dataclasses look up their module there
     exec(compile(source.replace(right, wrong), "planted", "exec"), planted.__dict__)
     with running("valkey") as url, pytest.raises(Difference):
         run(url, examples=400, rules=planted, shrink=False, only=SHOWN_BY.get(fault, ()))
@@ -163,7 +163,7 @@ def test_planted_fault_in_a_node_is_found(fault: str, monkeypatch: pytest.Monkey
             monkeypatch.setattr(nodes.Unhurried, name, vars(faulty["LocalAnswers"])[name], raising=False)
     if module is admission:
         monkeypatch.setattr(nodes, "admission", SimpleNamespace(**faulty))
-    found = Difference, ValueError  # some faults end in a check of the program itself
+    found = Difference, ValueError  # a check of the program itself finds some faults
     with running("valkey") as url, pytest.raises(found):
         run(url, examples=400, shrink=False, only=SHOWN_BY.get(fault, ()))
 

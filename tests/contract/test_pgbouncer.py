@@ -120,7 +120,7 @@ async def test_nodes_that_share_sessions_agree_and_leave_nothing_in_them(
 
 
 async def test_all_clients_have_one_session(own_pooler: PgBouncer, postgres: Postgres):
-    """Otherwise these tests would show nothing."""
+    """Otherwise the tests of this file would show nothing."""
     direct = postgres.database()
     url = own_pooler.before(direct)
     schema.upgrade(url)

@@ -29,10 +29,10 @@ DOCUMENT: Final = ROOT / "docs" / "architecture.md"
 QUOTA: Final = Quota("request_rate", 1, "sampled_rate", "delay")
 SNAPSHOT: Final = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])
 WARM: Final = 2
-"""How many requests go before the one that is watched: the first one makes tables and connects."""
+"""The number of requests before the watched one; the first one makes tables and connects."""
 
 SOMETIMES: Final = frozenset({"Patience.now", "Patience._busy_s", "Patience._crowded_s"})
-"""Listed functions that are entered while a call is under way for long."""
+"""Listed functions that are entered only if a call takes long."""
 
 Entered = dict[str, dict[str, None]]
 """The functions that were entered, by file, in order."""
@@ -42,9 +42,9 @@ class Kind(NamedTuple):
     """A kind of request.
 
     Attributes:
-        request: makes one for a user.
-        answer: a part of its answer.
-        most: the most files that it may enter.
+        request: makes a request for a user.
+        answer: a part of the answer.
+        most: the most files that the request may enter.
     """
 
     request: Callable[[str], bytes]
@@ -122,7 +122,7 @@ def test_an_ask_enters_few_files(name: str) -> None:
 
 
 def documented() -> dict[str, set[str]]:
-    """The list in the documents: the functions of each file, but for those without a name."""
+    """The list in the documents: the named functions of each file."""
     rows = re.findall(
         r"^\| `(app/[a-z_/]+\.py)` \| (`.*`) \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""Every script file says what it takes, and a script refuses any other number of keys and arguments."""
+"""Every script file opens with an example, and a script refuses a wrong number of keys or arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.stores import running
 NAMES = sorted(file.name.removesuffix(".lua") for file in FOLDER.iterdir())
 
 TAKES = {
-    "lease_acquire": (2, 2),
-    "lease_release": (1, 1),
+    "leader_acquire": (2, 2),
+    "leader_release": (1, 1),
     "log_acknowledge": (2, 2),
     "log_append": (2, 6),
     "log_heartbeat": (1, 3),

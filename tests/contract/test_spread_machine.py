@@ -71,7 +71,7 @@ class SpreadMachine(RuleBasedStateMachine):
     nodes: dict[bool, Admission]
     lapses: Lapses
     in_force: ClassVar[dict[str, dict[Entity, Quota]]]
-    """The quotas, for the nodes, which live longer than a history."""
+    """The quotas for the nodes, which outlive a history."""
 
     @initialize(sequential=st.booleans(), data=st.data())
     def begin(self, sequential: bool, data: Any) -> None:
@@ -161,7 +161,7 @@ class SpreadMachine(RuleBasedStateMachine):
         whole=st.sampled_from((0, 1, 1, 20, 20)),
     )
     def lease(self, ask: Ask, lease_ms: int, parts: list[float], ms: int, enough: bool, whole: int) -> None:
-        """Settle leases, perhaps some, and take one on the way, perhaps where there is something to share."""
+        """Settle up to two leases and take a new one, perhaps from buckets that have something to share."""
         self.now += ms
         usage = {"requests": 3 * whole, "connections": 2 * whole} if whole else ask.usage or {"requests": 3}
         if enough:
@@ -181,7 +181,7 @@ class SpreadMachine(RuleBasedStateMachine):
 
     @rule(ask=asks(), ms=st.sampled_from((49, 50, 200, 900, 3_000)), deny=st.booleans())
     def lapse(self, ask: Ask, ms: int, deny: bool) -> None:
-        """Leave leases alone for a while, then ask for what the last one is of."""
+        """Let time pass, so that leases may lapse; then ask for the usage of the last one."""
         if self.leases:
             ask = replace(self.leases[-1].ask, detail=True, mode=ask.mode)
         self.now += ms
@@ -255,7 +255,7 @@ class SpreadMachine(RuleBasedStateMachine):
         self.met["lease over"] += not all(ok)
 
     def _compare_lapsed(self, ask: Ask) -> None:
-        """The node counts what leases lost that nobody had settled."""
+        """Compare the units of lapsed leases that the node counted."""
         if not math.isclose(self.lapses.units, self.oracle.lapsed):
             lapsed = self.lapses.units, self.oracle.lapsed
             raise Difference(f"{ask}\nlapsed on the cluster: {lapsed[0]}, in the oracle: {lapsed[1]}")
@@ -273,12 +273,12 @@ class SpreadMachine(RuleBasedStateMachine):
 
 
 def _lasting(quota: Quota) -> Quota:
-    """A look that refuses ends no debt, so debts have no end here."""
+    """Remove the bound on debts, because a look that refuses forgives no debt."""
     return replace(quota, max_debt=math.inf)
 
 
 def _as_known(expected: Decision, decision: Decision) -> Decision:
-    """A refund is kept at home before the other slots give back, so a retry cannot say what these hold."""
+    """Remove numbers of other slots: the home slot keeps a refund's answer before they give back."""
     verdicts = zip(expected.quotas or (), decision.quotas or (), strict=True)
     return replace(
         expected,

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("patient_connections")
 
 QUICK_STEPS = 1_500
 STEPS = {"valkey": 15_000, "redis": 1_500}
-"""How deep `make test-all` goes; Redis runs the same scripts, and is as deep in `make prove`."""
+"""Steps in `make test-all`. Redis runs the same scripts, and has as many steps as Valkey in `make prove`."""
 DEBUG = ("--enable-debug-command", "yes")
-"""Tests give the store another history, as a failover does."""
+"""Options with which tests give the store another replication history, as a failover does."""
 
 MUST_MEET = (
     "undone",
@@ -64,7 +64,7 @@ FAULTS = {
 }
 
 SHOWN_BY = ("regret", "advance", "change_quota")
-"""The rules that lead to all of them, sooner than random histories of all rules."""
+"""The rules that find all faults sooner than random histories of all rules."""
 
 
 def test_store_and_oracle_agree_in_1500_steps() -> None:
@@ -80,7 +80,7 @@ def test_store_and_oracle_agree_in_1500_steps() -> None:
 def test_store_and_oracle_agree(kind: str) -> None:
     """15,000 steps on Valkey or more, in which each important event happened often.
 
-    On Redis, which runs the same script, there are fewer, and only the proof asks for events.
+    Redis runs the same script in fewer steps; there only the proof requires events.
     """
     agree(kind, STEPS[kind], AT_LEAST if kind == "valkey" else 0)
 
@@ -111,7 +111,7 @@ def test_planted_fault_is_found(fault: str) -> None:
 
 
 def report(met: Counter[str]) -> None:
-    """Print what the run met."""
+    """Print the events of a run."""
     say(f"{met['steps']:,} steps, {met['undone']:,} undone, {met['not undone']:,} not, no difference")
     for name in sorted(name for name in met if "given back" in name):
         say(f"{met[name]:>7,}  {name}")

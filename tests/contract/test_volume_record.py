@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from app.domain.volumes import Drill, FactorState, KnownVolume, VolumeRules, start_state
-from app.store.lease import Lease
+from app.store.leader_election import Contender
 from app.store.port import StoreError
 from app.store.volumes import LEASE, RECORD_KEY, VolumeRecord
 from tests.stores import KINDS, running
@@ -38,9 +38,9 @@ async def record(url: str, raw: redis.asyncio.Redis) -> AsyncIterator[VolumeReco
 
 
 @pytest.fixture
-async def contenders(url: str, raw: redis.asyncio.Redis) -> AsyncIterator[tuple[Lease, Lease]]:
+async def contenders(url: str, raw: redis.asyncio.Redis) -> AsyncIterator[tuple[Contender, Contender]]:
     async with AsyncExitStack() as stack:
-        two = Lease.at(url, LEASE, "a", 60), Lease.at(url, LEASE, "b", 60)
+        two = Contender.at(url, LEASE, "a", 60), Contender.at(url, LEASE, "b", 60)
         for one in two:
             stack.push_async_callback(one.close)
         yield two
@@ -77,7 +77,7 @@ async def test_second_of_two_writers_that_read_the_same_record_learns_that_it_ch
     assert (await record.read()).state == start_state(1, RULES)
 
 
-async def test_holder_renews_the_lease_under_its_token(contenders: tuple[Lease, Lease]):
+async def test_holder_renews_the_lease_under_its_token(contenders: tuple[Contender, Contender]):
     a, b = contenders
     token = await a.acquire()
     assert token is not None
@@ -90,7 +90,7 @@ async def test_holder_renews_the_lease_under_its_token(contenders: tuple[Lease, 
 
 
 async def test_hung_holder_is_fenced_before_its_successor_writes(
-    contenders: tuple[Lease, Lease], record: VolumeRecord, raw: redis.asyncio.Redis
+    contenders: tuple[Contender, Contender], record: VolumeRecord, raw: redis.asyncio.Redis
 ):
     a, b = contenders
     old = await a.acquire()
@@ -105,7 +105,7 @@ async def test_hung_holder_is_fenced_before_its_successor_writes(
 
 
 async def test_store_that_lost_the_token_gives_the_holder_a_new_one(
-    contenders: tuple[Lease, Lease], record: VolumeRecord, raw: redis.asyncio.Redis
+    contenders: tuple[Contender, Contender], record: VolumeRecord, raw: redis.asyncio.Redis
 ):
     a, _ = contenders
     await a.acquire()

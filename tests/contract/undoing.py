@@ -1,4 +1,4 @@
-"""The state machine with charges that are undone, perhaps long after, and whatever happened between."""
+"""The state machine with charges that are undone, perhaps long after, and with other events in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BETWEEN = (
     *("nothing", "asks", "reset", "burst", "back", "there and back", "debt", "failover"),
     *("refund", "return", "far", "lowered"),
 )
-"""What may happen between a charge and its undo."""
+"""The events between a charge and its undo."""
 
 COUNTED = [key for key in KEYS if key != "producer_ids_rate"]
 """The keys whose charges can be undone."""
@@ -75,7 +75,7 @@ class UndoMachine(Machine):
 
     @rule(data=st.data())
     def undo(self, data: Any) -> None:
-        """Undo one of the last charges, by the quota as it is now."""
+        """Undo one of the last charges, under the present quota."""
         if not self.charged:
             return
         place = data.draw(st.integers(max(len(self.charged) - 12, 0), len(self.charged) - 1))
@@ -89,7 +89,7 @@ class UndoMachine(Machine):
         algorithm=st.sampled_from(("sampled_rate", "token_bucket")),
     )
     def regret(self, key: str, amount: int, between: list[str], ms: int, algorithm: Algorithm) -> None:
-        """Charge an ask and undo it, several times, after something that may make that impossible."""
+        """Several times, charge an ask and undo it after an event that may make the undo impossible."""
         for entity, quota in list(self.quotas[key].items()):
             own = replace(quota, algorithm=algorithm, limit=8, burst=24.0, shadow=False)
             self._set(key, entity, own)
@@ -137,7 +137,7 @@ class UndoMachine(Machine):
         self._decide([replace(ask, mode="peek")])
 
     def _lower(self, charge: Charge) -> None:
-        """Lower the limit and the burst of a quota, and ask, so that tokens are cut off."""
+        """Lower the limit and the burst of a quota, so that the next charge cuts off tokens."""
         key = charge.quota.key
         for entity, quota in list(self.quotas[key].items()):
             self._set(key, entity, replace(quota, limit=quota.limit / 2, burst=max(quota.burst / 2, 1.0)))
@@ -147,7 +147,7 @@ class UndoMachine(Machine):
         found = charge.applied
         for quotas in self.quotas[found.quota.key].values():
             if (quotas.identity, quotas.epoch) == (found.quota.identity, found.quota.epoch):
-                found = replace(found, quota=quotas)  # a limit that changed meanwhile
+                found = replace(found, quota=quotas)  # its limit may have changed meanwhile
         manner = DENY if charge.enforcement == "deny" else RECORDS
         plan = undo_plan([(compiled_again(charge, found.quota, manner), stored)], self.now)
         assert plan is not None
@@ -165,4 +165,4 @@ class UndoMachine(Machine):
 
 
 run = partial(machine.run, machine=UndoMachine)
-"""Runs it as ``machine.run`` runs the machine of all asks."""
+"""Runs `UndoMachine`, as ``machine.run`` runs `Machine`."""

@@ -71,7 +71,7 @@ def result(
     reason: int = 0,
     clock: int = 0,
 ) -> bytes:
-    """What the store says of one quota."""
+    """The store's result for one quota."""
     return _FULL_RESULT.pack(outcome, reason, clock, wait_ms, observed, remaining, 0.0, 0.0, 0.0)
 
 
@@ -81,8 +81,8 @@ def full(*results: bytes) -> bytes:
 
 
 def brief(*numbers: tuple[float, float]) -> bytes:
-    """A brief one: all quotas admit."""
-    return b"\3" + b"".join(struct.pack("<dd", *its) for its in numbers)
+    """A brief answer: all quotas admit."""
+    return b"\3" + b"".join(struct.pack("<dd", *pair) for pair in numbers)
 
 
 _ASKED: Final = AskRow(
@@ -206,7 +206,7 @@ class Node:
         )
 
     def _known(self, place: Placing) -> AskRow:
-        """An ask of whose ids the node was certain, with another quota or not."""
+        """An ask with ids that the node knew, with or without another quota."""
         who, is_mixed = self._random.choice(self._people), self._random.random() < 0.5
         quotas = [place(ids_quota()), place(rate_quota(applied_as="deny"))][: 1 + is_mixed]
         return replace(

@@ -1,4 +1,4 @@
-"""The log of one node: its batches, the rows that the writer makes of them, and what they must say."""
+"""The log of one node: its batches, the rows that the writer makes of them, and their expected columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def rows_in(log: DecisionLog, stream: SavedBatches) -> list[Json]:
 
 
 def asked(ask: Ask, *, plain_ids: bool = False) -> Json:
-    """The columns of a row that say what was asked."""
+    """The columns of a row that describe the ask."""
     ids = [
         int.from_bytes(digest(SECRET, ask.principal or "", each), "big", signed=True) for each in ids_of(ask)
     ]
@@ -77,7 +77,7 @@ def asked(ask: Ask, *, plain_ids: bool = False) -> Json:
 
 
 def decided_so(decision: Decision) -> Json:
-    """The columns of a row that say what was decided."""
+    """The columns of a row that describe the decision."""
     by = decision.limited_by
     names = ("quota", "entity", "bucket", "reason")
     return {
@@ -101,7 +101,7 @@ def shown(verdicts: Sequence[Verdict] | None) -> list[Json]:
 
 
 def spent(ask: Ask, charges: Sequence[Charge]) -> list[float]:
-    """What each verdict says of the usage."""
+    """The usage in each verdict."""
     return [usage_of(ask, charge.quota) for charge in charges]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from app.domain.decision import Outcome, Reason
-from app.store.port import LAYER, Answer, Came, ChargeResult, Plan, StoreError
+from app.store.port import LAYER, Answer, AnswersCallback, ChargeResult, Plan, StoreError
 from tests.packed import packed
 from tests.unit.admission.fakes import PromptStore
 
@@ -17,7 +17,7 @@ BEGAN_MS: Final = 1_763_719_300_000
 
 
 class ScriptedResult(NamedTuple):
-    """What the store says of one charge."""
+    """The store's result for one charge."""
 
     outcome: Outcome = "admit"
     throttle_ms: int = 0
@@ -30,13 +30,13 @@ class ScriptedResult(NamedTuple):
 
 
 class ScriptedAnswer(NamedTuple):
-    """What the store says of an ask.
+    """The store's answer to an ask.
 
     Attributes:
-        results: of its charges, as many as it has, over and over.
-        outcomes: what became of its ids, likewise.
-        is_brief: it answers briefly where it can.
-        is_unreadable: a bucket cannot be read.
+        results: the results of its charges, repeated as needed.
+        outcomes: the outcomes of its ids, repeated as needed.
+        is_brief: whether the answer is brief where that is possible.
+        is_unreadable: whether a bucket cannot be read.
     """
 
     results: tuple[ScriptedResult, ...] = (ScriptedResult(),)
@@ -46,7 +46,7 @@ class ScriptedAnswer(NamedTuple):
 
 
 class ScriptedStore(PromptStore):
-    """Answers each ask by its ``says``; it keeps answers as the script does."""
+    """Answers each ask with ``says``; keeps answers as the script does."""
 
     def __init__(self) -> None:
         self.says = ScriptedAnswer()
@@ -54,7 +54,7 @@ class ScriptedStore(PromptStore):
         self._kept: dict[tuple[str | None, bytes], tuple[bytes, tuple[ChargeResult, ...]]] = {}
         self._order = 0
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         self._order = (self._order // 128 + 1) * 128
         came = [self._answer(plan, self._order + place) for place, plan in enumerate(plans)]
         asyncio.get_running_loop().call_soon(done, came)

@@ -1,7 +1,7 @@
 """A row of the log has the decision and the verdicts of its ask, whatever the store answered.
 
 Two nodes get the same asks and the same answers: one logs, the other one is asked for detail. Planted faults
-of the way into the log are found.
+on the way into the log are found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.errors import OutOfBoundsError
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.store.port import Answer, Came, Plan
+from app.store.port import Answer, AnswersCallback, Plan
 from tests.decision_log import saved
 from tests.decision_log.saved import NODE_MS, SECRET, Json, SavedBatches
 from tests.decision_log.scripted import ScriptedAnswer, ScriptedResult, ScriptedStore
@@ -68,7 +68,7 @@ SNAPSHOT = Snapshot().apply(
     ],
 )
 BOUND = Caller("bound", bound_to=(Binding.parse("user=alice"), Binding.parse("user=bob")))
-"""It shares no bucket but those of these two."""
+"""For this caller, all buckets but alice's and bob's count as shared."""
 
 
 class SetFactor(FactorSource):
@@ -85,13 +85,13 @@ class SetFactor(FactorSource):
 
 
 class RecordingStore(ScriptedStore):
-    """Remembers what it answered to asks; ids are refreshed in the background."""
+    """Remembers its answers to asks; ids are refreshed in the background."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answered: list[Answer] = []
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         def came(answers: list[Answer] | Exception) -> None:
             if isinstance(answers, list):
                 asks = zip(plans, answers, strict=True)
@@ -182,7 +182,7 @@ class DetailedPair:
         amounts = saved.spent(planned.ask, planned.charges)
 
         def ids(fate: int) -> list[int]:
-            return [each for each, its in zip(row["ids"] or (), fates, strict=False) if its == fate]
+            return [each for each, id_fate in zip(row["ids"] or (), fates, strict=False) if id_fate == fate]
 
         return [
             verdict
@@ -205,7 +205,7 @@ class DetailedPair:
 
 
 COMPARED_LATER = ("scope", "sample_ms", "window_ms", "interval_ms", "ttl_ms", "epoch", "max_debt")
-"""Columns of a quota that come with those that are compared."""
+"""Columns of a quota that come with the compared ones."""
 
 
 def without(row: Json) -> Json:
@@ -220,7 +220,7 @@ def without(row: Json) -> Json:
 async def history(
     asks: Sequence[Ask], steps: Sequence[LoggedStep], *, plain_ids: bool, sequential: bool
 ) -> tuple[list[Json], list[Json], int]:
-    """The rows of a history, what they must be, and how many batches had them."""
+    """The rows of a history, the expected rows, and the number of batches."""
     pair = DetailedPair(plain_ids=plain_ids, sequential=sequential)
     for step in steps:
         chosen = [asks[place % len(asks)] for place in step.asks]
@@ -270,13 +270,13 @@ RESULTS = st.builds(
     st.sampled_from([0, 0, 0, 1, 2]),
     st.integers(0, 4),
     st.floats(0, 1e6),
-).map(lambda its: its if its.outcome in REFUSED else its._replace(throttle_ms=0))
+).map(lambda result: result if result.outcome in REFUSED else result._replace(throttle_ms=0))
 SAID = st.builds(
     ScriptedAnswer,
     st.one_of(
         st.lists(RESULTS, min_size=1, max_size=4).map(tuple),
         st.tuples(st.floats(0, 1e9), st.floats(-1e9, 1e9)).map(
-            lambda its: (ScriptedResult("admit", 0, *its), ScriptedResult("admit", 0, its[1], its[0]))
+            lambda pair: (ScriptedResult("admit", 0, *pair), ScriptedResult("admit", 0, pair[1], pair[0]))
         ),
     ),
     st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple),
@@ -299,7 +299,7 @@ TELLING = [
     Ask({"requests": 3, "produce_bytes": 9}, None, "alice", at_ms=5, id="once"),
     Ask({"connections": 3}, None, None, None, "10.0.0.7", "1", "L"),
 ]
-"""Asks of which each fault shows in some way."""
+"""Asks in which each fault shows in some way."""
 
 ALL_SAID = (
     ScriptedAnswer((ScriptedResult(observed=3.5), ScriptedResult(observed=4.5, remaining=9)), (1, 2, 0)),
@@ -319,7 +319,7 @@ SPOKEN = [
 
 
 def compare(examples: int, phases: Sequence[Phase] = tuple(Phase)) -> None:
-    """Compare the rows of many histories with what decisions say."""
+    """Compare the rows of many histories with the decisions."""
 
     @settings(
         max_examples=examples,
@@ -367,8 +367,8 @@ FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the first result in each verdict": (
         asked,
-        "its, orders, strict=True",
-        "its[:1] * 9, orders, strict=False",
+        "all_results, orders, strict=True",
+        "all_results[:1] * 9, orders, strict=False",
     ),
     "what became of ids left out": (asked, "ask.outcomes if counts_ids", "b'' if counts_ids"),
     "the wait of the decision in each verdict": (asked, "result.throttle_ms,", "ask.throttle_ms,"),
@@ -431,7 +431,7 @@ FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "a row that is not counted": (log_rows, "self._count += 1", "self._count = 1"),
 }
-"""Faults of the way of asks into the log: in which module, what is right, and what is wrong."""
+"""Faults on the way of asks into the log: the module, the right code, and the wrong code."""
 
 
 def plant(module: ModuleType, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +449,7 @@ def plant(module: ModuleType, right: str, wrong: str, monkeypatch: pytest.Monkey
 def test_module_without_a_fault_makes_no_difference(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is the fault that is found, not how it was planted."""
+    """So the comparison finds the fault, not the planting."""
     plant(module, "", "", monkeypatch)
     compare(examples=1)
 

@@ -94,7 +94,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a lease without its length": {"lease": (b"l",)},
     "half of what the node knew": {"known": (1,)},
 }
-"""What is wrong with a row, and its fields."""
+"""Faults of a row, and the fields that have them."""
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -112,7 +112,7 @@ def test_batch_with_a_bad_row_is_set_aside_with_a_reason(what: str, folder: Path
 
 
 def test_row_of_each_form_is_read() -> None:
-    """So it is the fault for which the batches above are set aside."""
+    """So the batches above are set aside for their faults."""
     fine: list[dict[str, Any]] = [
         {},
         {"answer": brief(*[(1.0, 2.0)] * 3)},

@@ -154,7 +154,7 @@ def test_object_store_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_worker_keeps_the_log_within_its_bound(shared, client, folder):
-    """The worker logs what it removed and what it must keep, each once."""
+    """The worker logs the hours that it removed and the hour that it must keep, each once."""
     node = Node()
     batches = []
     for hour in range(HOURS):

@@ -67,7 +67,7 @@ async def test_each_verdict_of_several_slots_has_its_own_place(cluster: Cluster)
 
 
 async def test_rows_of_a_flood_account_for_each_bucket(cluster: Cluster) -> None:
-    """Charges, charges that were taken back, and what was given back of them, as an audit adds them up."""
+    """Charges, undone charges, and the units given back of them add up to each bucket, as in an audit."""
     streams = [SavedBatches(), SavedBatches()]
     logs = [log_into(stream) for stream in streams]
     users, ip = [fresh("u") for _ in range(6)], address()

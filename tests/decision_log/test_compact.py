@@ -58,7 +58,7 @@ def test_small_files_of_a_past_hour_are_merged(folder):
     assert len(files(folder)) == 8
     now = now_ms(folder)
     assert compactor.compact(now) == 8
-    assert len(files(folder)) == 9  # for readers that have listed them already
+    assert len(files(folder)) == 9  # the 8 small files stay for readers that have listed them already
     assert written(folder) == known(batches)
     assert compactor.compact(now) == 0
     age(folder, 700)

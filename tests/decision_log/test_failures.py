@@ -104,7 +104,7 @@ def test_worker_takes_no_more_than_fits_while_it_cannot_write(shared, client, fo
         eventually(lambda: client.hget(status.STATUS_KEY, "error"))
         leave(client, batches[5:])
         taken = eventually(lambda: _steady(client))
-        # The batches being written, those gathered behind them, and those of one more call.
+        # The batches being written, the batches gathered behind them, and the batches of one more call.
         assert 5 < taken < 30
         folder.unlink()
         eventually(lambda: drained(client))

@@ -100,8 +100,7 @@ def test_twenty_kills_lose_nothing(shared, client, folder, tmp_path):
     began = time.monotonic()
     accepted, refused, rows, count = killed(shared, folder, tmp_path / "output", 20, seed)
     took_s = time.monotonic() - began
-    proofs.record(
-        "decision-log",
+    proofs.print_table(
         "Twenty kills",
         "make prove T=tests/decision_log",
         (

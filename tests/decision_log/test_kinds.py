@@ -146,7 +146,7 @@ async def node_at(
 
 
 def check(ask: Ask, decision: Decision, row: Json) -> None:
-    """Check what a row says of an ask that was asked for detail."""
+    """Check the row of an ask that wants detail."""
     expected = asked(ask) | decided_so(decision)
     assert {name: row[name] for name in expected} == expected
     assert verdicts_in(row) == shown(decision.quotas)
@@ -162,10 +162,10 @@ def digests(*ids: int | str) -> list[int]:
 async def test_row_of_each_mode_has_the_verdicts_of_the_answer(shared: str, mode: Mode, deny: bool) -> None:
     """The same ask, until its quotas delay and refuse it, also in a batch."""
     ask = replace(ALL, mode=mode, deny=deny, producer_ids=None if mode == "refund" else ALL.producer_ids)
-    async with node_at(shared) as its:
+    async with node_at(shared) as logged_node:
         asks = [replace(ask, producer_ids=ask.producer_ids and (n, "a")) for n in range(9)]
-        decisions, rows = await its.ask(*asks)
-        (last,), (alone,) = await its.ask(ask)
+        decisions, rows = await logged_node.ask(*asks)
+        (last,), (alone,) = await logged_node.ask(ask)
     for one, decision, row in zip([*asks, ask], [*decisions, last], [*rows, alone], strict=True):
         check(one, decision, row)
         assert row["kind"] == "decision"
@@ -180,12 +180,12 @@ async def test_row_of_each_mode_has_the_verdicts_of_the_answer(shared: str, mode
 
 
 async def test_charged_and_refreshed_ids_are_those_of_the_store(shared: str) -> None:
-    async with node_at(shared) as its:
-        await its.ask(replace(ALL, producer_ids=(1, 2)))
-        _, (again,) = await its.ask(replace(ALL, producer_ids=(1, 3, -1, 3)))
-        await its.store_passes(IDS.layers.interval_ms)
-        _, (later,) = await its.ask(replace(ALL, producer_ids=(1, 2)))
-        _, (refused,) = await its.ask(replace(ALL, producer_ids=(3, 4, 5)))
+    async with node_at(shared) as logged_node:
+        await logged_node.ask(replace(ALL, producer_ids=(1, 2)))
+        _, (again,) = await logged_node.ask(replace(ALL, producer_ids=(1, 3, -1, 3)))
+        await logged_node.store_passes(IDS.layers.interval_ms)
+        _, (later,) = await logged_node.ask(replace(ALL, producer_ids=(1, 2)))
+        _, (refused,) = await logged_node.ask(replace(ALL, producer_ids=(3, 4, 5)))
     columns = [
         (row["ids"], row["verdicts"][0]["charged_ids"], row["verdicts"][0]["refreshed_ids"])
         for row in (again, later, refused)
@@ -199,10 +199,10 @@ async def test_charged_and_refreshed_ids_are_those_of_the_store(shared: str) -> 
 
 
 async def test_kept_answer_is_a_row_without_verdicts(shared: str) -> None:
-    async with node_at(shared) as its:
+    async with node_at(shared) as logged_node:
         ask = replace(ALL, id="once")
-        (first,), (row,) = await its.ask(ask)
-        (again,), (replayed,) = await its.ask(replace(ask, detail=False))
+        (first,), (row,) = await logged_node.ask(ask)
+        (again,), (replayed,) = await logged_node.ask(replace(ask, detail=False))
     check(ask, first, row)
     assert again == first
     assert (row["replayed"], replayed["replayed"], replayed["verdicts"]) == (False, True, [])
@@ -212,9 +212,9 @@ async def test_kept_answer_is_a_row_without_verdicts(shared: str) -> None:
 
 async def test_shadow_quotas_say_what_they_would_have_said_whatever_is_logged(shared: str) -> None:
     for which in ("all", "denied"):
-        async with node_at(shared, which) as its:
+        async with node_at(shared, which) as logged_node:
             ask = Ask({"fetch_bytes": 4}, None, "alice")
-            _, rows = await its.ask(ask, ask, ask)
+            _, rows = await logged_node.ask(ask, ask, ask)
         admitted = [row["decision"] for row in rows]
         said = [(verdict["outcome"], verdict["shadow"]) for row in rows for verdict in row["verdicts"]]
         assert admitted == (["admit"] * 3 if which == "all" else ["admit"] * 2)
@@ -223,17 +223,17 @@ async def test_shadow_quotas_say_what_they_would_have_said_whatever_is_logged(sh
 
 
 async def test_ask_that_a_factor_holds_has_the_verdicts_that_need_no_counter(shared: str) -> None:
-    """Also with an id, when the store was asked for a kept answer; its ids are refreshed in another row."""
-    async with node_at(shared) as its:
+    """Also with an id, when the store was asked for a kept answer; another row refreshes the producer ids."""
+    async with node_at(shared) as logged_node:
         ask = Ask({"produce_bytes": 10, "requests": 1}, (1, 2), "alice", detail=True)
-        await its.ask(ask)
-        await its.store_passes(IDS.layers.interval_ms)
-        its.factor.factor = 0.0
-        (first,), _ = await its.ask(ask)
+        await logged_node.ask(ask)
+        await logged_node.store_passes(IDS.layers.interval_ms)
+        logged_node.factor.factor = 0.0
+        (first,), _ = await logged_node.ask(ask)
         named = replace(ask, id="held")
-        (second,), _ = await its.ask(named)
-        await its.node.close()  # the ids are refreshed meanwhile
-        rows = await its.rows()
+        (second,), _ = await logged_node.ask(named)
+        await logged_node.node.close()  # the ids are refreshed meanwhile
+        rows = await logged_node.rows()
     ids = [each for each in rows if each["kind"] == "ids"]
     row, with_id = [each for each in rows if each["kind"] == "decision"][-2:]
     check(ask, first, row)
@@ -246,11 +246,11 @@ async def test_ask_that_a_factor_holds_has_the_verdicts_that_need_no_counter(sha
 
 
 async def test_factor_between_scales_the_limit_of_the_row(shared: str) -> None:
-    async with node_at(shared) as its:
-        its.factor.factor = 0.5
+    async with node_at(shared) as logged_node:
+        logged_node.factor.factor = 0.5
         ask = Ask({"produce_bytes": 10}, None, "alice", detail=True)
-        decisions, rows = await its.ask(*[ask] * 20)
-        size = len(its.stream.batches[-1])
+        decisions, rows = await logged_node.ask(*[ask] * 20)
+        size = len(logged_node.stream.batches[-1])
     for decision, row in zip(decisions, rows, strict=True):
         check(ask, decision, row)
     assert {row["verdicts"][0]["limit"] for row in rows} == {25.0}
@@ -258,20 +258,20 @@ async def test_factor_between_scales_the_limit_of_the_row(shared: str) -> None:
 
 
 async def test_row_by_policy_of_a_full_store_has_the_word_of_the_policy(shared: str) -> None:
-    """The buckets that are there go on; a quota without one decides by its policy."""
+    """Existing buckets go on; a quota without a bucket decides by its policy."""
     rate = replace(QUOTAS["request_rate"][USER], on_store_failure="throttle")
     closed = {**QUOTAS, "request_rate": {USER: rate}}
     for quotas, decision in ((QUOTAS, "admit"), (closed, "throttle")):
-        async with node_at(shared, quotas=quotas) as its:
+        async with node_at(shared, quotas=quotas) as logged_node:
             ask = replace(ALL, producer_ids=None)
-            await its.ask(replace(ask, usage={"mutations": 1, "connections": 1}))
-            await its.raw.config_set("maxmemory", 1)
+            await logged_node.ask(replace(ask, usage={"mutations": 1, "connections": 1}))
+            await logged_node.raw.config_set("maxmemory", 1)
             try:
-                await its.store_passes(LOOK_EVERY_MS)
-                (found,), (row,) = await its.ask(replace(ask, usage={"requests": 1, "mutations": 1}))
+                await logged_node.store_passes(LOOK_EVERY_MS)
+                (found,), (row,) = await logged_node.ask(replace(ask, usage={"requests": 1, "mutations": 1}))
             finally:
-                await its.raw.config_set("maxmemory", 0)
-                await its.store_passes(LOOK_EVERY_MS)
+                await logged_node.raw.config_set("maxmemory", 0)
+                await logged_node.store_passes(LOOK_EVERY_MS)
         check(replace(ask, usage={"requests": 1, "mutations": 1}), found, row)
         assert (row["decision"], row["source"], row["failure"]) == (decision, "fallback", "store_full")
         assert of_verdicts(row, "reason")[0] == "store_full"
@@ -280,10 +280,10 @@ async def test_row_by_policy_of_a_full_store_has_the_word_of_the_policy(shared: 
 
 async def test_row_without_a_store_says_why(shared: str) -> None:
     with stores.server("valkey") as server:
-        async with node_at(server.url, budget_s=0.05) as its:
+        async with node_at(server.url, budget_s=0.05) as logged_node:
             server.kill()
-            await its.ask(ALL)  # which notices
-            (found,), (row,) = await its.ask(replace(ALL, usage={"requests": 1}))
+            await logged_node.ask(ALL)  # which notices
+            (found,), (row,) = await logged_node.ask(replace(ALL, usage={"requests": 1}))
     check(replace(ALL, usage={"requests": 1}), found, row)
     assert (row["source"], row["order"], row["at_ms"]) == ("fallback", None, NODE_MS)
     assert row["failure"]
@@ -291,29 +291,29 @@ async def test_row_without_a_store_says_why(shared: str) -> None:
 
 
 async def test_asks_that_are_decided_as_one_have_a_row_each_and_each_bucket_once(shared: str) -> None:
-    """The descriptors of Envoy: the bucket of two asks is in the row of the one that uses more of it."""
-    async with node_at(shared) as its:
+    """The descriptors of Envoy: a bucket of two asks is in the row of the ask with the larger usage."""
+    async with node_at(shared) as logged_node:
         asks = [
             Ask({"connections": 1, "mutations": 1}, None, "alice", None, "10.0.0.7", deny=True),
             Ask({"connections": 2}, None, None, None, "10.0.0.7", deny=True),
             Ask({"request_time_ms": 5}, None, "alice", deny=True),
         ]
         for _ in range(4):
-            before = len(await its.rows())
-            joint = await its.node.decide_together(asks)
-            rows = (await its.rows())[before:]
+            before = len(await logged_node.rows())
+            atomic = await logged_node.node.decide_atomically(asks)
+            rows = (await logged_node.rows())[before:]
             assert len(rows) == 3
             assert [row["usage"] for row in rows] == [list(ask.usage.items()) for ask in asks]
             whose = [of_verdicts(row, "bucket") for row in rows]
             assert whose == [["user=alice"], ["ip=10.0.0.7"], []]
-            for row, part in zip(rows, joint.parts, strict=True):
+            for row, part in zip(rows, atomic.parts, strict=True):
                 assert part.decision is not None
                 own = of_verdicts(row, "bucket")
                 assert verdicts_in(row) == [
                     each for each in shown(part.decision.quotas) if each["bucket"] in own
                 ]
             assert len({row["order"] for row in rows[:2]}) == 1
-        assert joint.decision.decision == "throttle"
+        assert atomic.decision.decision == "throttle"
         assert [(row["mode"], row["decision"]) for row in rows] == [
             ("peek", "admit"),  # it would pass, but was refused with the other one
             ("admit", "throttle"),
@@ -322,10 +322,10 @@ async def test_asks_that_are_decided_as_one_have_a_row_each_and_each_bucket_once
 
 
 async def test_lease_settlement_and_lapse_are_rows(shared: str) -> None:
-    async with node_at(shared, "denied") as its:
+    async with node_at(shared, "denied") as logged_node:
         usage = {"mutations": 8, "connections": 8}
         wish = Ask(usage, None, "alice", None, "10.0.0.7", deny=True, detail=True)
-        leases = its.node.leases
+        leases = logged_node.node.leases
 
         async def take(lease_ms: int, *settlements: Settlement, **more: Any) -> LeaseAnswer:
             return await leases.take(replace(wish, **more), lease_ms, settlements, ANYONE)
@@ -338,10 +338,10 @@ async def test_lease_settlement_and_lapse_are_rows(shared: str) -> None:
         assert over.settled == [False]
         second = await take(50)
         assert second.granted
-        await its.store_passes(50)
+        await logged_node.store_passes(50)
         third = await take(10_000, usage={"mutations": 30})
         refused = await take(10_000, usage={"mutations": 1})
-        rows = await its.rows()
+        rows = await logged_node.rows()
     kinds = ["lease", "settlement", "settlement", "lease", "lapse", "lease", "lease"]
     assert [row["kind"] for row in rows] == kinds
     granted, settled, late, taken, lapse, finding, denied = rows
@@ -364,13 +364,13 @@ async def test_lease_settlement_and_lapse_are_rows(shared: str) -> None:
 
 
 async def test_answer_by_known_ids_says_what_made_the_node_certain(shared: str) -> None:
-    async with node_at(shared, remembers=True) as its:
+    async with node_at(shared, remembers=True) as logged_node:
         ask = Ask({}, (1, 2), "alice")
-        _, (asked_first,) = await its.ask(ask)
-        (decision,), (row,) = await its.ask(ask)
-        (_,), (others,) = await its.ask(replace(ask, usage={"requests": 1}))
-        _, (in_part,) = await its.ask(replace(ask, producer_ids=(1, 3)))
-        resets = (await its.node.local._mark()).resets  # type: ignore[misc]
+        _, (asked_first,) = await logged_node.ask(ask)
+        (decision,), (row,) = await logged_node.ask(ask)
+        (_,), (others,) = await logged_node.ask(replace(ask, usage={"requests": 1}))
+        _, (in_part,) = await logged_node.ask(replace(ask, producer_ids=(1, 3)))
+        resets = (await logged_node.node.local._mark()).resets  # type: ignore[misc]
     assert (decision.source, row["source"], row["order"], row["failure"]) == ("local", "local", None, None)
     assert row["ids"] == digests(1, 2)
     (verdict,) = row["verdicts"]
@@ -393,12 +393,12 @@ async def test_answer_by_known_ids_says_what_made_the_node_certain(shared: str) 
 
 async def test_known_ids_pass_without_the_store_with_verdicts_by_policy() -> None:
     with stores.server("valkey") as server:
-        async with node_at(server.url, remembers=True, budget_s=0.05) as its:
+        async with node_at(server.url, remembers=True, budget_s=0.05) as logged_node:
             ask = Ask({"requests": 1}, (1, 2), "alice")
-            await its.ask(ask)
+            await logged_node.ask(ask)
             server.kill()
-            await its.ask(replace(ask, producer_ids=(7,)))  # which notices
-            (found,), (row,) = await its.ask(ask)
+            await logged_node.ask(replace(ask, producer_ids=(7,)))  # which notices
+            (found,), (row,) = await logged_node.ask(ask)
     assert (found.source, row["source"], row["order"]) == ("fallback", "fallback", None)
     ids, rate = row["verdicts"]
     assert (ids["outcome"], ids["known_until_ms"] > row["at_ms"]) == ("admit", True)
@@ -407,13 +407,13 @@ async def test_known_ids_pass_without_the_store_with_verdicts_by_policy() -> Non
 
 async def test_renewal_says_what_made_the_node_certain(shared: str) -> None:
     """An id is used after its layer closed, and once more after another bucket was reset."""
-    async with node_at(shared, remembers=True) as its:
+    async with node_at(shared, remembers=True) as logged_node:
         ask = Ask({}, (1, 2), "alice")
-        _, (first,) = await its.ask(ask)
-        await its.store_passes(IDS.layers.interval_ms)
-        await its.ask(ask)
-        await until(lambda: not its.node.local.waits)
-        rows = await its.rows()
+        _, (first,) = await logged_node.ask(ask)
+        await logged_node.store_passes(IDS.layers.interval_ms)
+        await logged_node.ask(ask)
+        await until(lambda: not logged_node.node.local.waits)
+        rows = await logged_node.rows()
     (row,) = [each for each in rows if each["kind"] == "renewal"]
     (verdict,) = row["verdicts"]
     assert (row["ids"], verdict["refreshed_ids"], row["source"]) == (digests(1, 2), digests(1, 2), "store")

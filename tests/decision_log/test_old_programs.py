@@ -1,4 +1,4 @@
-"""Programs of the previous version together with those of this one: no row is lost between their batches."""
+"""Programs of the previous version and of this one together: no row is lost between their batches."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def old_worker(before: Path, url: str, folder: Path) -> Iterator[None]:
     """The worker of the version before."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("QUOTAGATE_")}
-    its = {**logged.settings(folder), "QUOTAGATE_REDIS_URL": url, "PYTHONPATH": str(before)}
+    settings = {**logged.settings(folder), "QUOTAGATE_REDIS_URL": url, "PYTHONPATH": str(before)}
     with folder.with_name("old.jsonl").open("ab") as output:
         program = subprocess.Popen(
             [sys.executable, "-P", "-m", "workers"],
-            env={**bare, **its},
+            env={**bare, **settings},
             cwd=folder.parent,
             stdout=output,
             stderr=output,
@@ -121,6 +121,6 @@ def asks(number: int) -> list[dict[str, Any]]:
 
 
 def decided(folder: Path) -> Counter[tuple[str, str, str]]:
-    """How often each principal got which decision from where, by the log."""
+    """How often each principal got each decision from each source, by the log."""
     rows = [row for row in read(folder).to_pylist() if row["kind"] == "decision"]
     return Counter((row["principal"], row["decision"], row["source"]) for row in rows)

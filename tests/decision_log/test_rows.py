@@ -109,7 +109,7 @@ def _verdicts(batch: SentBatch, row: AskRow, ids: list[int]) -> list[dict[str, A
 
 
 def _said(row: AskRow, at: int) -> dict[str, Any]:
-    """What the store said of a quota; nothing of one that the node answered for."""
+    """The store's result for a quota; an empty result if the node answered for it."""
     outcome, reason, clock, wait_ms, observed, remaining = 0, 0, 0, 0.0, math.nan, math.nan
     if at >= 0 and row.answer[0] == 3:
         observed, remaining = struct.unpack_from("<dd", row.answer, 1 + 16 * at)

@@ -107,7 +107,7 @@ def test_workers_refuse_the_url_without_its_secrets():
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Every key and every value that is nested in a value."""
+    """The leaves of a value: keys, and nested values other than dicts, lists and tuples."""
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if isinstance(value, list | tuple):

@@ -50,8 +50,7 @@ def test_cost_of_catching_up(shared, client, folder):
         peak_mib = memory_mib(child.pid, "VmHWM")
     rows = BATCHES * ROWS
     size = sum(file.stat().st_size for file in files(folder))
-    proofs.record(
-        "decision-log",
+    proofs.print_table(
         "What writing costs",
         "make bench T=tests/decision_log",
         (

@@ -88,7 +88,7 @@ def test_log_of_the_third_version_is_read():
     ],
 )
 def test_batch_of_an_older_version_becomes_the_rows_that_its_own_writer_made(batch: str, file: str):
-    """Both were written by the programs of that version, by the same traffic."""
+    """The programs of that version wrote both, from the same traffic."""
     packed_then = (HERE / f"{batch}.batch").read_bytes()
     assert msgspec.msgpack.decode(packed_then)[0] == int(batch[len("version-")])
     (made_then,) = HERE.glob(file)

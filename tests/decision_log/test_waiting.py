@@ -1,4 +1,4 @@
-"""Rows that wait to be sent take the memory that the log reckons with; rows beyond its bound are counted."""
+"""Rows that wait to be sent take as much memory as the log assumes; rows beyond its bound are counted."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class AwayStream(SavedBatches):
 
 
 async def test_rows_beyond_the_bound_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they are: no row is lost without being counted in a row of the log."""
+    """Rows of every kind: none is lost without being counted in a row of the log."""
     most = 300_000
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", most)
     stream = SavedBatches()
@@ -180,7 +180,7 @@ def test_row_that_cannot_be_packed_leaves_the_page_as_it_was() -> None:
 
 
 async def test_correction_in_an_earlier_try_of_an_ask_is_in_its_row() -> None:
-    """A bucket that moved back with the clock did so in the try that found it first."""
+    """A bucket moves back with the clock in the first try that finds it; later tries correct nothing."""
     stream = SavedBatches()
     log = log_into(stream)
     ask = Ask({"requests": 1}, None, "bob")

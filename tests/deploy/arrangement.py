@@ -1,4 +1,4 @@
-"""Runs what docker-compose.yml describes without containers: real servers with its commands and variables."""
+"""Runs the services of docker-compose.yml without containers: real servers, its commands and variables."""
 
 from __future__ import annotations
 

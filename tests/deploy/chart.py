@@ -79,7 +79,7 @@ def refusal(values: Values) -> str:
 
 
 def rendered(values: Values | None = None) -> list[Manifest]:
-    """What the chart makes of these values, in the namespace `prod`."""
+    """The manifests that the chart makes of these values, in the namespace `prod`."""
     found: list[Manifest] = [each for each in yaml.safe_load_all(text(json.dumps(values or {}))) if each]
     return found
 
@@ -94,7 +94,7 @@ def text(values: str) -> str:
 
 
 def one(kind: str, manifests: list[Manifest], ending: str = "") -> Manifest:
-    """The manifest of a kind, whose name ends so."""
+    """The manifest of this kind whose name has this ending."""
     (found,) = (
         each for each in manifests if each["kind"] == kind and each["metadata"]["name"].endswith(ending)
     )

@@ -21,7 +21,7 @@ import yaml
 import app
 from app.admission.metrics.counts import Counts
 from app.admission.metrics.exposition import Exposition
-from app.http.openapi import KEYLESS
+from app.http.document import KEYLESS
 from app.node import settings
 from app.node.errors import SettingsError
 from app.run.serve import FINISH_WITHIN_S
@@ -62,7 +62,7 @@ NOT_OF_KUBERNETES = {"ServiceMonitor"}
 
 
 def checked(manifests: str, version: str, tmp_path: Path) -> list[str]:
-    """What the schemas of a version of Kubernetes say to each manifest; unknown fields are errors."""
+    """The result for each manifest by the schemas of a version of Kubernetes; unknown fields are errors."""
     file = tmp_path / "manifests.yaml"
     file.write_text(manifests)
     options = ["--strict", "--kubernetes-version", version.removesuffix(".0")]
@@ -237,7 +237,7 @@ def test_variables_of_services_are_left_out(bare, monkeypatch):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_pod_has_no_more_rights_than_it_needs(name):
-    """What Kubernetes calls `restricted`, and beyond it neither a token nor a file system to write to."""
+    """The level that Kubernetes calls `restricted`; besides, no token and no file system to write to."""
     pod = pods(rendered(EVERYTHING))[name]["spec"]
     assert pod["automountServiceAccountToken"] is False
     user = int(last_stage()["USER"])
@@ -432,7 +432,7 @@ def test_envoy_asks_at_a_port_of_its_own_and_only_where_that_is_on():
     assert (service["grpc"]["port"], service["grpc"]["targetPort"]) == (VALUES["envoy"]["port"], "grpc")
     plain = one("Service", rendered({"envoy": {"enabled": True}}))["spec"]["ports"]
     assert [port["appProtocol"] for port in plain] == ["http", "kubernetes.io/h2c"]
-    # The mapping is a file of a ConfigMap; without one the descriptors mean what they say.
+    # The mapping is a file of a ConfigMap; without one, a descriptor's own entries give the names.
     file = PurePosixPath(given["QUOTAGATE_ENVOY_MAPPING"])
     (mount,) = (each for each in api["volumeMounts"] if each["mountPath"] == str(file.parent))
     (volume,) = (each for each in pods(manifests)["api"]["spec"]["volumes"] if each["name"] == mount["name"])

@@ -73,7 +73,7 @@ def loose_ends(found: Compose) -> Iterator[str]:
 
 
 def has_health_check(service: Compose) -> bool:
-    """Whether a container has a health check, its own or that of our image."""
+    """Whether a container has a health check, its own or our image's."""
     own = service.get("healthcheck", {})
     return not own.get("disable") and ("test" in own or "build" in service)
 
@@ -298,7 +298,7 @@ def test_stop_leaves_the_time_that_the_api_needs_to_finish():
 
 
 def test_ports_and_paths_agree_with_the_mounted_files():
-    """The port of the API is the one nginx and Prometheus call, and Grafana calls that of Prometheus."""
+    """Prometheus and nginx call the port of the API, and Grafana calls the port of Prometheus."""
     services = compose()["services"]
     assert "listen 8080;" in NGINX.read_text()
     assert "server api:8080 resolve" in NGINX.read_text()

@@ -1,4 +1,4 @@
-"""The Dockerfile: its linter, what it copies, and that the package it installs runs on its own."""
+"""The Dockerfile: its linter, the files that it copies, and the installed package, which runs on its own."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_builder_is_sent_only_what_is_copied():
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the content of the wheel only, built from what the builder is sent."""
+    """A folder with the content of the wheel only, built from the files sent to the builder."""
     folder = tmp_path_factory.mktemp("image")
     source = folder / "source"
     source.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from tests.deploy.watching import (
     strangers,
     watched,
 )
+from tests.ports import free_port
 from tests.service import eventually
 from tests.tools import need
 
@@ -182,8 +182,7 @@ def prometheus(target: tuple[str, int]) -> Iterator[httpx.Client]:
         job["static_configs"] = [{"targets": [f"{target[0]}:{target[1]}"]}]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         (folder / "alerts.yml").write_text(ALERTS.read_text())
-        with socket.create_server((HOST, 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         options = {
             "config.file": folder / "prometheus.yml",
             "storage.tsdb.path": folder / "state",

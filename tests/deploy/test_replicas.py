@@ -19,7 +19,7 @@ from tests.service import Service, eventually
 CALLERS: Final = 16
 BURST: Final = 1_000_000
 KEPT: Final = {"limit": 0.001, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
-"""A bucket that keeps what was charged: less than half a token is refilled during a test."""
+"""A bucket that keeps its charges: less than half a token is refilled during a test."""
 
 Ask = Callable[[httpx.Client], httpx.Response]
 
@@ -110,7 +110,7 @@ def test_names_in_paths_arrive_unchanged(both):
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
 def test_check_passes_through_with_its_headers(both, method):
-    """With any method, the first is admitted and the second throttled, and both answers say what is left."""
+    """With any method, the first is admitted and the second throttled, each with its headers."""
     limit(both, method, controller_mutation_rate={**KEPT, "burst": 1})
     first, second = (check(method, method)(both.http) for _ in range(2))
     assert (first.status_code, first.headers["RateLimit"][:30]) == (200, '"controller_mutation_rate";r=0')

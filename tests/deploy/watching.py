@@ -67,7 +67,7 @@ class Watched:
         assert self.node.http.delete(f"/v1/leases/{taken.json()['lease']}").json()["ok"] is True
 
     def crowd(self) -> None:
-        """Open connections from one address until one is refused, with bodies of which some are shed."""
+        """Open connections from one address until one is refused; some of their bodies are shed."""
         head = b"POST /v1/decisions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % MAX_BODY
         seen = {"quotagate_connections_refused_total", "quotagate_shed_total"}
         with ExitStack() as stack:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import grpc
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.protos.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest, RateLimitResponse
 from app.envoy.server import HEALTH, METHOD
+from tests.ports import free_port
 from tests.service import Service, running
 
 WITHIN_S = 60.0
@@ -91,7 +90,7 @@ class Client:
 def serving(
     mapping: Path | None = None, environment: Mapping[str, str] | None = None, **arguments: Any
 ) -> Iterator[tuple[Service, int]]:
-    """A node with the service; the arguments are those of ``tests.service.running``."""
+    """A node with the service; takes the arguments of ``tests.service.running``."""
     port = free_port()
     settings = {"QUOTAGATE_ENVOY_PORT": str(port), **(environment or {})}
     if mapping is not None:
@@ -116,12 +115,3 @@ def connected(
     )
     with made as channel:
         yield Client(channel, key)
-
-
-def free_port() -> int:
-    """A port that is free on loopback, below the range that the system assigns."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")

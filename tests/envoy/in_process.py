@@ -13,9 +13,9 @@ import grpc
 from app.admission.metrics.metrics import Metrics
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.server import EnvoyPort
-from app.http.access import Access
-from app.http.connections import Connections
-from app.http.intake import Intake
+from app.http.access.access import Access
+from app.http.server.connections import Connections
+from app.http.server.intake import Intake
 from app.run import envoy
 
 

@@ -1,4 +1,4 @@
-"""What an import makes of files, decided by the oracle at a time of the test's own."""
+"""Decisions by the quotas and the mapping of an import, by the oracle at a time of the test's own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Real-looking files of envoyproxy/ratelimit, and what that program documents to answer.
+"""Real-looking files of envoyproxy/ratelimit, and the answers that its documentation promises.
 
 Each folder of ``ratelimit_files`` has files, and ``answers.yaml`` with a table of requests: the entries, the
 limit that applies (``5/day``, with ``shadow`` if it refuses nothing, or ``none``), the bucket that counts
-them (requests with the same one share it), and the domain, if it is not that of the table.
+them (requests with the same one share it), and the domain, if it differs from the table's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An HTTP/2 client of raw frames, which may do all that a well-behaved one does not."""
+"""An HTTP/2 client of raw frames, which may do anything that a well-behaved client avoids."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Peer:
         raise AssertionError("no status came")
 
     def fields(self, number: int) -> dict[bytes, bytes]:
-        """The fields at the head of the answer on a stream; none if that, or the connection, ends first."""
+        """The header fields of the answer on a stream; none if the stream or the connection ends first."""
         for frame in self.frames():
             if isinstance(frame, HeadersFrame):
                 fields = dict(self._decoder.decode(frame.data, raw=True))

@@ -23,7 +23,7 @@ from app.admission.metrics.metrics import Metrics
 from app.envoy.call import StatusCode
 from app.envoy.http2 import LAST_STREAM, Http2Connection
 from app.envoy.server import METHOD
-from app.http.intake import Intake
+from app.http.server.intake import Intake
 from tests.envoy.in_process import channel_to, opened
 from tests.envoy.raw import Peer, data, framed, peer
 from tests.envoy.test_outages import BODY, StubAdmission

@@ -1,4 +1,4 @@
-"""`quotagate quotas import-envoy`, and a node that enforces what it wrote."""
+"""`quotagate quotas import-envoy`, and a node that enforces the written quotas."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_an_import_is_enforced(tmp_path: Path):
     lint = command(tmp_path, "lint", "-f", "envoy/quotas.yaml")
     assert lint.returncode == 0, lint.stdout + lint.stderr
     with serving(tmp_path / "envoy" / "mapping.yaml") as (node, port), connected(port) as client:
-        for entity, its in quotas.items():
-            node.put(entity, **its)
+        for entity, by_key in quotas.items():
+            node.put(entity, **by_key)
         marketing = {"message_type": "marketing", "to_number": "1"}
 
         def code(entries: dict[str, str]) -> str:
@@ -148,7 +148,7 @@ def test_another_kind_of_file_is_refused_by_name(tmp_path: Path):
 
 CASES = cases()
 PATIENCE_S = 60
-"""A window slides, so that one more passes after its time by the number: not while such a test runs."""
+"""A sliding window lets one more pass after seconds / number; refusals are tested only if that is longer."""
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_requests_of_real_looking_files_get_the_documented_answer(gateway: Clien
 
 
 def _assert_shared(client: Client, requests: list[Request]) -> None:
-    """Assert that requests share a bucket that nobody has asked for, of the limit of the table."""
+    """Assert that requests share one bucket, unused so far, with the limit of the table."""
     first, *_ = requests
     limit = first.limit
     assert limit is not None

@@ -20,7 +20,7 @@ from tests.unit.envoy.test_mapping import JOINED, RULES
 ADMITTED: Final = 2
 TIMES: Final = 4
 VISITOR: Final = b"shop"
-"""The value that a plain visitor chooses, and odd ones replace."""
+"""The value that a plain visitor sends; odd visitors replace it."""
 Sent = Sequence[Sequence[tuple[str, bytes]]]
 PLAIN: Final[Sequence[tuple[str, Sent]]] = [
     ("none", [[("principal", b"alice")], [("client_id", VISITOR)]]),
@@ -72,7 +72,7 @@ def odd_value(chance: random.Random) -> bytes:
 
 
 def odd_descriptor(chance: random.Random) -> RateLimitDescriptor:
-    """A descriptor of which little or nothing can be used."""
+    """A descriptor with little or nothing that can be used."""
     value = odd_value(chance)
     made = descriptor(
         chance.choice(
@@ -93,11 +93,11 @@ def odd_descriptor(chance: random.Random) -> RateLimitDescriptor:
 
 
 def odd_request(chance: random.Random, plain: Sent) -> list[RateLimitDescriptor]:
-    """A plain request with the values, and more, of an odd visitor."""
+    """A plain request with the values of an odd visitor, perhaps with more entries and descriptors."""
     value = odd_value(chance)
     made = []
     for entries in plain:
-        sent = [(key, value if its == VISITOR else its) for key, its in entries]
+        sent = [(key, value if plain_value == VISITOR else plain_value) for key, plain_value in entries]
         if chance.random() < 0.2 and sent[0][0] in ("principal", "client_id", "usage"):
             sent.append((sent[0][0], odd_value(chance)))
         one = descriptor(sent)

@@ -29,8 +29,9 @@ from app.node.settings import Settings
 from app.run.listening import Listeners
 from tests import stores
 from tests.authority import P256, Authority
-from tests.envoy.calls import Client, connected, free_port, request, serving
+from tests.envoy.calls import Client, connected, request, serving
 from tests.envoy.in_process import channel_to, opened
+from tests.ports import free_port
 from tests.service import eventually
 
 ONE_A_MINUTE = {"limit": 1 / 60, "samples": 11, "sample_ms": 6_000, "enforcement": "deny"}
@@ -176,7 +177,7 @@ def test_two_processes_share_the_port():
 def store_codes(port: int, principal: str, asks: int) -> list[str]:
     """Return the codes of asks on a connection each; none unless the store decided all by the limit of ten.
 
-    Without the store's answer a status names no limit, and neither does a process that knows no quota yet.
+    A status names no limit without the store's answer, or from a process that knows no quota yet.
     """
     statuses: list[RateLimitResponse.DescriptorStatus] = []
     for _ in range(asks):

@@ -1,4 +1,4 @@
-"""The messages that are checked in are those that `make protos` makes."""
+"""The checked-in messages equal the output of `make protos`."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_messages_are_current(tmp_path: Path):
 
 
 def test_messages_are_those_of_upb():
-    """Those of pure Python take many times as long."""
+    """Messages of pure Python take many times as long."""
     assert api_implementation.Type() == "upb"

@@ -43,7 +43,7 @@ def client(started: tuple[Service, int], node: Service) -> Iterator[Client]:
 
 
 def a_minute(limit: int, **fields: object) -> dict[str, object]:
-    """So many a minute, at once if need be."""
+    """A limit of so many a minute, which may all come at once."""
     return {"limit": limit / 60, "samples": 11, "sample_ms": 6_000, "enforcement": "deny", **fields}
 
 
@@ -197,7 +197,7 @@ UNUSABLE: dict[str, Entries] = {
     "remote_address ": [("remote_address", b"10.0.0.\xff")],
     "remote_address  ": {"remote_address": "10.0.0.7, 10.0.0.8"},
 }
-"""Descriptors of which nothing binds, by the reason under which they are counted."""
+"""Descriptors that bind nothing, by their reason in the metric."""
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
@@ -218,7 +218,7 @@ def test_a_descriptor_that_cannot_be_used_matches_nothing_and_the_others_bind(
 
 
 def test_the_parts_of_a_descriptor_that_can_be_used_bind(node: Service, client: Client):
-    """A visitor may have sent the others."""
+    """A visitor may have sent the unusable parts."""
     node.put("user=alice", request_rate=a_minute(4))
     asked: list[Descriptor] = [
         {"principal": "alice", "remote_address": "unknown"},

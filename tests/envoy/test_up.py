@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.envoy.calls import connected, free_port
+from tests.envoy.calls import connected
+from tests.ports import free_port
 from tests.system.test_up import Running
 
 

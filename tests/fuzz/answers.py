@@ -42,7 +42,7 @@ class Answer:
         return (decision.get("source"), decision.get("applied")) == ("local", 0)
 
     def check(self, method: str) -> None:
-        """Check what must hold for every answer."""
+        """Check the rules for every answer."""
         if self.status >= 500 and not self.is_shed:
             raise Fault(f"{self.status} {self.body[:500]!r}")
         if self.status == 429 or (self.status == 403 and b"x-throttle-ms" in self.headers):
@@ -62,10 +62,10 @@ class Line:
         self._said = bytearray()
 
     async def next(self, method: str) -> Answer | None:
-        """The next answer, which is one to this method; None if the connection ends before it begins.
+        """The next answer, to a request of this method; None if the connection ends before it begins.
 
         Raises:
-            Fault: what came is no answer, or ended within one.
+            Fault: the bytes are no answer, or end within one.
         """
         while True:
             found = _first(self._said, method)
@@ -85,7 +85,7 @@ class Line:
             self._said += more
 
     def left_over(self) -> bytes:
-        """What was read beyond the answers."""
+        """The bytes that were read beyond the answers."""
         return bytes(self._said)
 
 

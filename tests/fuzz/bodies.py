@@ -222,8 +222,8 @@ def warped(chance: Random, body: Json) -> object:
             case 2:
                 holder[key] = _copy(chance.choice(([holder[key]], {"usage": holder[key]}, [holder[key]] * 3)))
             case 3:
-                other, its = chance.choice(places)
-                holder[key] = _copy(other[its])
+                other, other_key = chance.choice(places)
+                holder[key] = _copy(other[other_key])
             case _:
                 holder[key] = _copy(chance.choice(STRANGE))
     return bent[""]

@@ -32,7 +32,7 @@ QUOTAS: Final[Json] = {
 
 @dataclass
 class Canary:
-    """What one principal was charged, and which of its ids are remembered; it asks one question at a time."""
+    """The charges of one principal and its remembered ids; it asks one question at a time."""
 
     name: str
     chance: Random
@@ -86,7 +86,7 @@ class Canary:
             raise Fault(f"{self.name} expected {expected}, and got {said}")
 
     def settle(self, node: Service) -> None:
-        """Check that, at the end, its buckets hold what was charged, and nothing else."""
+        """Check that, at the end, its buckets hold exactly its charges."""
         held = _buckets(node.ask(**self._peek()))
         if held != self._buckets():
             raise Fault(f"{self.name} was charged {self._buckets()}, and its buckets hold {held}")

@@ -27,7 +27,7 @@ class Expected:
 
     Attributes:
         statuses: the allowed statuses.
-        spends: what the answer must charge to each ledger; it must be found there later.
+        spends: the charge of the answer to each ledger, which must be found there later.
         changes: it may change quotas.
     """
 
@@ -55,7 +55,7 @@ class Visit:
     """Bytes that are sent on their own connection.
 
     Attributes:
-        sends: sent one after the other; what is sent slowly has pauses between.
+        sends: the pieces, sent one after the other, with pauses between them if the visit is slow.
         expected: the answers that must come; further valid answers may follow.
         end: half: we close our side after these answers, and read the rest. closed: the server closes the
             connection. cut, reset: we leave without reading.
@@ -83,7 +83,7 @@ def answer(method: str, *statuses: int) -> Expected:
 
 
 def spending(chance: Random) -> tuple[Json, dict[str, int]]:
-    """An ask of a ledger's principal, and what it charges there."""
+    """An ask of a ledger's principal, and its charge to the ledger."""
     ledger, tokens = chance.choice(LEDGERS), chance.randint(0, 9)
     return {"principal": ledger, "usage": {"mutations": tokens}}, {ledger: tokens}
 

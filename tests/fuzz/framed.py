@@ -66,7 +66,7 @@ def ask_of_anybody(chance: Random, number: int) -> Request:
 
 
 def ask_with_repeated_keys(chance: Random, _: int) -> Request:
-    """The last one counts, whatever came before."""
+    """The last value of a key counts; earlier ones may be invalid."""
     ask, spends = spending(chance)
     wrong = chance.choice(('"x"', "null", "[1]", "{}", "-1", "1e999", '"admit"'))
     field_ = chance.choice(("principal", "usage", "mode"))
@@ -76,7 +76,7 @@ def ask_with_repeated_keys(chance: Random, _: int) -> Request:
 
 
 def account(chance: Random, number: int) -> Request:
-    """A mode that needs a key, with it or without."""
+    """A mode that needs an API key, with the key or without."""
     ask = valid_ask(chance, f"refused-{number}", ids=False)
     ask |= chance.choice(({"mode": "record"}, {"mode": "refund"}, {"mode": "admit", "cluster_action": True}))
     ask.pop("id", None)
@@ -94,7 +94,7 @@ def spoiled_ask(chance: Random, number: int) -> Request:
 def spoiled_batch(chance: Random, number: int) -> Request:
     before = [json.dumps(refusable(number)).encode()] * chance.choice((0, 1, 5))
     body, statuses = spoiled(chance, refusable(number))
-    if not body.strip() or body.lstrip()[:1] in b"[,":  # nothing, or a list, in a list is another list
+    if not body.strip() or body.lstrip()[:1] in b"[,":  # as part of a list, it makes a different list
         statuses = frozenset({400, 422})
     return Request("spoiled batch", post(BATCH, batch_of(body, before)), Expected("POST", statuses))
 

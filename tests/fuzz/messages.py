@@ -55,7 +55,7 @@ def message(
     host: bool = True,
     length: str | None = None,
 ) -> bytes:
-    """A request; its Content-Length is that of its body, unless another is given."""
+    """A request; its Content-Length is the size of its body, unless another is given."""
     lines: list[str | bytes] = [b" ".join([method.encode(), _encoded(target), version.encode()]).rstrip(b" ")]
     if host:
         lines.append("Host: 127.0.0.1")

@@ -36,7 +36,7 @@ class Storm:
     Attributes:
         counts: how often a kind of case was answered with a status; 0 is no answer.
         spent: the sum of charges to each ledger, according to the answers.
-        faults: what was wrong, with the number of the case, which can be repeated.
+        faults: the faults found, each with the number of its case, which can be repeated.
     """
 
     seed: int

@@ -29,7 +29,7 @@ from tests.fuzz.canary import QUOTAS, Canary
 from tests.fuzz.cases import LEDGERS
 from tests.fuzz.generate import case
 from tests.fuzz.storm import CALLERS, Storm
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.report import say
 from tests.service import Service, eventually, running
 
@@ -38,15 +38,15 @@ ENVIRONMENT: Final = {
     "QUOTAGATE_HASH_SECRET": (b"fuzz" * 8).hex(),
 }
 WAYS: Final = ("app.run.cli", "tests.handed_over")
-"""The program as it is, and with each connection handed over at once."""
+"""The program unchanged, and with each connection handed over at once."""
 PURSE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 10**12, "enforcement": "deny"}
 CACHED_CALLERS: Final = 20_000
 MIB: Final = 1024 * 1024
 GROWTH: Final = 8 * MIB
 """How much the node's memory may grow after the warm-up, in which its caches fill.
 
-The growth is what 48 callers have in flight at a moment, some with a body of a mebibyte, and the holes that
-those leave.
+The growth is the data that 48 callers have in flight, some with a body of a mebibyte, and the fragmentation
+that it leaves.
 """
 WARM_UP: Final = 250_000
 """How many of the million requests come before the first measurement. The memory grows until then: in one run
@@ -78,7 +78,7 @@ class Footprint:
 
 @dataclass
 class Fuzzed:
-    """A run: what was sent and answered, and what the node held before and after."""
+    """A run: its requests and answers, and the node's resources before and after."""
 
     storm: Storm
     warm: Footprint
@@ -192,7 +192,7 @@ def traces(node: Service, name: str) -> list[bytes]:
 
 
 def complaints(node: Service) -> Counter[str]:
-    """Whatever the node logged that is worse than information, but for the wrong keys that it was sent."""
+    """The events in the node's log of other levels than info, except refused keys."""
     with node.log.open(encoding="utf-8") as lines:
         events = [json.loads(line) if line.startswith("{") else {"event": line} for line in lines]
     worse = Counter(event["event"] for event in events if event.get("level") != "info")
@@ -230,7 +230,7 @@ async def test_a_million_requests():
         ]
         for kind, statuses in sorted(by_kind.items())
     ]
-    record("fuzz", "Requests and answers", command, ("kind", "requests", "answers"), rows)
+    print_table("Requests and answers", command, ("kind", "requests", "answers"), rows)
     held: list[Sequence[object]] = [
         [
             "memory, MiB",
@@ -243,8 +243,8 @@ async def test_a_million_requests():
     ]
     asked = sum(canary.asked for canary in run.storm.canaries)
     sent = [[f"{run.storm.requests:,}", f"{asked:,}", f"{run.seconds:.0f}", len(run.storm.faults)]]
-    record("fuzz", "The run", command, ("requests", "of canaries besides", "seconds", "faults"), sent)
-    record("fuzz", "What the node held", command, ("", f"after {WARM_UP:,}", "most", "at the end"), held)
+    print_table("The run", command, ("requests", "of canaries besides", "seconds", "faults"), sent)
+    print_table("What the node held", command, ("", f"after {WARM_UP:,}", "most", "at the end"), held)
 
 
 def summary(run: Fuzzed) -> str:

@@ -1,4 +1,4 @@
-"""The fuzzer's own checks: what they must refuse, and that its cases can be repeated."""
+"""The fuzzer's own checks: they refuse wrong answers, and its cases can be repeated."""
 
 from __future__ import annotations
 

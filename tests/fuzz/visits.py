@@ -22,7 +22,7 @@ from tests.fuzz.cases import (
 )
 from tests.fuzz.messages import CHECK, ONE, chunked, in_pieces, message, oddly_dressed
 
-# What is no HTTP, or not quite
+# Bytes that are no HTTP, or not quite
 
 
 def random_bytes(chance: Random, _: int) -> Visit:

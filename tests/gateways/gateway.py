@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import socket
 import ssl
@@ -21,6 +20,7 @@ from urllib.parse import quote
 import envoy  # type: ignore[import-untyped]
 import httpx
 
+from tests.ports import free_port
 from tests.programs import end
 from tests.service import eventually
 from tests.tools import need
@@ -174,7 +174,7 @@ class Gateway:
         return (self.folder / "log").read_text(encoding="utf-8")
 
     def credentials(self, person: str | None) -> list[tuple[str, str]]:
-        """The headers by which the gateway knows a visitor; none if it has them by certificate."""
+        """The headers by which the gateway knows a visitor; none if it knows visitors by certificate."""
         if person is None or self.kind.by_certificate:
             return []
         token = b64encode(f"{person}:{PASSWORDS.get(person, 'guessed')}".encode()).decode()
@@ -217,7 +217,7 @@ def running(kind: Kind, node: int, site: int, *changes: Mapping[str, str]) -> It
 
 
 def configure(kind: Kind, folder: Path, *changes: Mapping[str, str]) -> None:
-    """Copy an example into a folder, with some lines changed; each of them must exist."""
+    """Copy an example into a folder, with some lines changed; each line must exist."""
     shutil.copytree(EXAMPLES / kind.name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("certs"))
     certificates(folder / "certs")
     example = folder / kind.example
@@ -264,16 +264,6 @@ def running_site() -> Iterator[int]:
             yield port
         finally:
             end(process, STOP_WITHIN_S)
-
-
-def free_port() -> int:
-    """A port that is free on both loopback addresses, below the range that the system assigns."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as four, socket.socket(socket.AF_INET6) as six, suppress(OSError):
-            four.bind(("127.0.0.1", port))
-            six.bind(("::1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 def is_up(gateway: Gateway) -> bool:

@@ -21,7 +21,7 @@ PAUSE_S: Final = 0.005
 """The pause of a caller between an answer and the next ask."""
 DRAIN_MS: Final = 2_000
 KEPT: Final = {"limit": 0.0001, "algorithm": "token_bucket", "burst": 1_000_000, "enforcement": "deny"}
-"""A bucket that keeps what was charged: a twentieth of a token is refilled in the longest test."""
+"""A bucket that keeps its charges: a twentieth of a token is refilled in the longest test."""
 
 Caller = Callable[[], AbstractContextManager[Callable[[], int]]]
 """Opens a connection of a caller; the function asks once and returns the status."""

@@ -1,4 +1,4 @@
-"""A site that speaks WebSocket, a visitor who does, and a relay that notes what gateways ask a node."""
+"""A site and a visitor that speak WebSocket, and a relay that keeps the heads of gateways' checks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Noting(socketserver.ThreadingTCPServer):
 
 
 class _Site(socketserver.StreamRequestHandler):
-    """Upgrades to an echo, and answers plain requests with 200."""
+    """A site that echoes after a WebSocket upgrade, and answers every other request with 200."""
 
     server: Noting
 

@@ -19,7 +19,8 @@ import redis
 
 from tests import stores
 from tests.envoy.calls import serving
-from tests.gateways.gateway import EXAMPLES, PASSWORDS, answers, free_port
+from tests.gateways.gateway import EXAMPLES, PASSWORDS, answers
+from tests.ports import free_port
 from tests.programs import end
 from tests.service import Service, eventually
 

@@ -137,7 +137,7 @@ def behind(kind: Kind, site: int) -> Iterator[tuple[Gateway, Service]]:
     ids=lambda sent: repr(sent[:20]),
 )
 def test_no_list_of_proxies_opens_a_gateway_behind_a_balancer(behind: tuple[Gateway, Service], sent: bytes):
-    """The balancer adds the visitor's address to what the visitor sent."""
+    """The balancer adds the visitor's address to the header that the visitor sent."""
     gateway, node = behind
     with limiting(node) as limit:
         limit("ip=203.0.113.7", 0)

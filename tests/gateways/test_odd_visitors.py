@@ -29,7 +29,7 @@ TIMES: Final = 5
 QUOTAS: Final = ("user=*", "client-id=*", "user=*,client-id=*", "user=others", "ip=*")
 
 Action = tuple[str, str] | tuple[str, str, bool]
-"""Of an entry: its key, the header with its value, and whether Envoy leaves it out without the header."""
+"""An entry's key, the header with its value, and whether Envoy omits the entry without the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,10 @@ class Arrangement:
     def admitted(
         self, path: bytes, headers: Sequence[tuple[bytes, bytes]], count: Count = admitted
     ) -> tuple[int, int]:
-        """How many of equal requests reach the site, counted from nothing.
+        """Count how many of equal requests reach the site, with empty buckets at first.
 
         Returns:
-            that, and how many the node shed, which Envoy lets in. On a busy machine there are some.
+            the count, and the number of requests that a busy node shed; Envoy lets them in.
         """
         with redis.Redis.from_url(self.node.store_url) as store:
             store.flushall()
@@ -240,7 +240,7 @@ class Arrangement:
         return reached, int(self.outcomes().get("unavailable", 0) - before)
 
     def outcomes(self) -> Mapping[str, float]:
-        """What the node answered, by outcome."""
+        """The number of the node's answers, by outcome."""
         page = self.node.http.get("/metrics").text
         found = re.findall(
             r'^quotagate_envoy_requests_total\{outcome="(\w+)"\} ([0-9.]+)$', page, re.MULTILINE

@@ -1,4 +1,4 @@
-"""What visitors of a site get while Quotagate hangs or is gone: one line of each gateway decides."""
+"""Answers to visitors of a site while Quotagate hangs or is gone: one line of each gateway decides."""
 
 from __future__ import annotations
 

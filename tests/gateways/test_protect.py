@@ -1,4 +1,4 @@
-"""What visitors of a site get behind each gateway while Quotagate answers."""
+"""Answers to visitors of a site behind each gateway, while Quotagate answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.gateways import gateway as gateways
 from tests.gateways.conftest import Limit
 from tests.gateways.gateway import Gateway, Kind
+from tests.ports import free_port
 from tests.service import ADMIN_KEY, Service, eventually
 
 FORGED = "203.0.113.66"
@@ -99,7 +100,7 @@ def test_an_application_is_counted_by_the_name_it_gives(gateway: Gateway, limit:
     assert gateway.ask("alice", headers=shop).status_code == 200
     assert is_throttled(gateway.ask("alice", headers=shop))
     assert gateway.ask("bob", headers=shop).status_code == 429
-    # no name: no client, not one with an empty name or a dash for a name
+    # without a name there is no client-id, not even an empty one or a dash
     assert gateway.ask("alice").status_code == 200
 
 
@@ -120,7 +121,7 @@ def test_an_ipv6_address_is_limited(gateway: Gateway, limit: Limit):
     assert gateway.ask("alice").status_code == 200
 
 
-# What comes from outside
+# Headers and names from outside
 
 
 def test_forged_headers_and_queries_have_no_effect(gateway: Gateway, limit: Limit):
@@ -226,7 +227,7 @@ def test_a_large_body_reaches_the_site_whole(gateway: Gateway, limit: Limit):
 
 def test_site_that_is_down_does_not_count_as_an_outage_of_quotagate(kind: Kind, node: Service):
     closed = {kind.open_line: kind.closed_line}
-    with gateways.running(kind, node.address[1], gateways.free_port(), kind.patience, closed) as gateway:
+    with gateways.running(kind, node.address[1], free_port(), kind.patience, closed) as gateway:
         answer = gateway.ask("alice", method="POST", content=b"posted")
         assert answer.status_code == (503 if kind.name == "envoy" else 502)
         assert "uota" not in answer.text

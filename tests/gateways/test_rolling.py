@@ -11,9 +11,10 @@ import pytest
 
 from tests.deploy.arrangement import Arrangement, arranged
 from tests.gateways import gateway as gateways
-from tests.gateways.gateway import CADDY, ENVOY, NGINX, PASSWORDS, Kind, free_port
+from tests.gateways.gateway import CADDY, ENVOY, NGINX, PASSWORDS, Kind
 from tests.gateways.rolling import DRAIN_MS, KEPT, Answers, Caller, Pair, asked_by, decided_by, is_limited
 from tests.gateways.test_envoy_ratelimit import CLOSED, behind_envoy
+from tests.ports import free_port
 from tests.service import eventually
 
 MANY = 20

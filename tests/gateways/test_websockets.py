@@ -29,7 +29,7 @@ def chat() -> Iterator[Noting]:
 
 @pytest.fixture(scope="module")
 def checks(node: Service) -> Iterator[Noting]:
-    """What gateways send to the node."""
+    """A relay before the node, which keeps the heads of the gateways' checks."""
     with sockets.relay(node.address[1]) as found:
         yield found
 

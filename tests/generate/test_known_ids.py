@@ -25,7 +25,7 @@ FIRST_MS = 1_800_000_000_000
 
 
 class Deployment:
-    """Nodes that share the oracle instead of a store. Time is that of the traffic.
+    """Nodes that share the oracle instead of a store. Their clock is the time of the traffic.
 
     Attributes:
         alone: look-ups of ids that a node answered without the store.
@@ -63,7 +63,7 @@ class Deployment:
             node.learn(key, applied, event.principal or "", ids, now + open_ms, now)
 
     def _open_ms(self, applied: AppliedQuota, ids: Sequence[Id], event: Event, now: int) -> int:
-        """For how long the layer stays open that holds some ids, as the store answers."""
+        """How long the layer that holds some ids stays open, as the store answers."""
         bucket, spreads = self._bucket(applied), spreads_of(Ask({}, tuple(ids), event.principal), SECRET)
         return 0 if bucket is None else bucket.state.open_ms(spreads, now, applied.quota.layers)
 

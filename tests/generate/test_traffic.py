@@ -78,12 +78,12 @@ def test_each_cause_occurs_and_makes_ids_as_its_name_says():
         for producer in TRAFFIC.producers(rank)
     }
     seen: Counter[Cause] = Counter()
-    for number, its in uses.items():
+    for number, producer_uses in uses.items():
         producer = producers[number]
-        ids = [each for _, each in its]
-        seen[producer.cause] += len(its)
+        ids = [each for _, each in producer_uses]
+        seen[producer.cause] += len(producer_uses)
         assert ids == sorted(ids), "an id does not come back after the next one"
-        turns = len({at_ms // producer.period_ms for at_ms, _ in its})
+        turns = len({at_ms // producer.period_ms for at_ms, _ in producer_uses})
         match producer.cause:
             case "steady":
                 assert len(set(ids)) == 1

@@ -82,8 +82,8 @@ def ask_of(event: Event) -> Ask:
 
 def test_each_row_equals_the_oracles_decision(written):
     resolved: dict[str, dict[Entity, Any]] = defaultdict(dict)
-    for entity, its in quotas.DEFINITIONS.items():
-        for key in its:
+    for entity, by_key in quotas.DEFINITIONS.items():
+        for key in by_key:
             resolved[key][Entity.parse(entity)] = quotas.quota(entity, key)
     oracle = ExactOracle(SECRET)
     outcomes: Counter[tuple[str, str | None]] = Counter()
@@ -115,8 +115,8 @@ def test_storms_are_limited_by_address_and_by_listener(tmp_path):
     write_log(Order(busy, START_MS, SECRET, programs=1), tmp_path / "log", tmp_path / "truth")
     resolved = {
         key: {Entity.parse(entity): quotas.quota(entity, key)}
-        for entity, its in quotas.DEFINITIONS.items()
-        for key in its
+        for entity, by_key in quotas.DEFINITIONS.items()
+        for key in by_key
     }
     oracle = ExactOracle(SECRET)
     limited: Counter[str] = Counter()

@@ -10,9 +10,9 @@ from httpx import Response
 
 from app.catalog.catalog import Catalog
 from app.domain.ladder import MatchingRules
-from app.http.access import Access
+from app.http.access.access import Access
 from app.http.problems import ProblemError
-from app.http.quotas import COMMON_RULES, router
+from app.http.routes.quotas import COMMON_RULES, router
 
 KEY = "open-sesame"
 

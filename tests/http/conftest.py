@@ -18,28 +18,28 @@ from fastapi import APIRouter
 from httpx import ASGITransport, AsyncClient
 from msgspec import structs
 
+from app.admission.atomic_asks import AtomicDecision
 from app.admission.errors import OverloadedError
 from app.admission.metrics.metrics import Metrics
 from app.admission.plan import PlannedAsk
 from app.admission.port import Then
 from app.admission.throttle_factor.caller_clock import CallerClock
-from app.admission.together import Joint
 from app.catalog import schema
 from app.catalog.catalog import Catalog
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 from app.domain.decision import Decision
 from app.domain.quota import Defaults
-from app.http.access import Access
+from app.http.access.access import Access
 from app.http.app import create_app
 from app.http.check_question import Sources
-from app.http.connections import Connections
-from app.http.drain import DrainState
-from app.http.health import Readiness
-from app.http.hot_protocol import HttpPort
-from app.http.parsing import ParsingTurns
-from app.http.protocol import TURN_S
-from app.http.server import Server
+from app.http.routes.health import Readiness
+from app.http.server.connections import Connections
+from app.http.server.drain import DrainState
+from app.http.server.hot_protocol import HttpPort
+from app.http.server.parsing import ParsingTurns
+from app.http.server.protocol import TURN_S
+from app.http.server.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
 from tests.postgres import Postgres, started
@@ -101,9 +101,9 @@ class Admission:
         except Exception as error:  # noqa: BLE001  it is handed on
             then(error)
 
-    async def decide_together(
+    async def decide_atomically(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
-    ) -> Joint:
+    ) -> AtomicDecision:
         raise AssertionError("no route asks this")
 
     def _decided(self, ask: Ask, place: int) -> PlannedAsk:
@@ -127,7 +127,7 @@ class Node:
     http: httpx.AsyncClient
 
     async def ask(self, body: object, path: str = "/v1/decisions", **headers: str) -> httpx.Response:
-        """Post a body: bytes as they are, anything else as JSON."""
+        """Post a body: bytes unchanged, anything else as JSON."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if isinstance(body, bytes):
             return await self.http.post(path, content=body, headers=named)
@@ -155,7 +155,7 @@ async def serving(
     Its connections begin with the hot protocol unless ``way`` differs.
 
     Args:
-        parts: more of what ``create_app`` takes.
+        parts: further arguments of ``create_app``.
     """
     node: Node
     routes = APIRouter()
@@ -238,7 +238,7 @@ async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def one_catalog(tmp_path: Path) -> AsyncIterator[Catalog]:
-    """An empty catalog, for what does not depend on its kind."""
+    """An empty catalog, for tests that do not depend on its kind."""
     async with opened(f"sqlite:///{tmp_path / 'catalog.db'}") as catalog:
         yield catalog
 

@@ -1,4 +1,4 @@
-"""Who may ask what: keys, networks, and open paths."""
+"""Access control: keys, networks, and open paths."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.domain.ask import Ask
 from app.domain.binding import Binding
 from app.domain.errors import EntityError
 from app.domain.grant import EVERYTHING, Grant, Permission
-from app.http.access import NOBODY, OPEN, Access
+from app.http.access.access import NOBODY, OPEN, Access
+from app.http.access.refusals import AT_ONCE, Refusals
+from app.http.access.slowdown import REMEMBERED, Slowdown
 from app.http.head import RequestHead, head_of
-from app.http.health import Readiness
 from app.http.problems import ProblemError
-from app.http.refusals import AT_ONCE, Refusals
-from app.http.slowdown import REMEMBERED, Slowdown
+from app.http.routes.health import Readiness
 from tests.http.conftest import ADMIN, Node, serving
 
 KEY = f"Bearer {ADMIN}"

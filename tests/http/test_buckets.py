@@ -1,4 +1,4 @@
-"""Buckets over HTTP: every refusal, a store that is away, and what the OpenAPI document promises."""
+"""Buckets over HTTP: every refusal, a store that is away, and the promises of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.http.access import Access
-from app.http.buckets import router
-from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Plan, StoreError
+from app.http.access.access import Access
+from app.http.routes.buckets import router
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Plan, StoreError
 from tests.http.application import KEY, app_with, fields
 from tests.packed import packed
 
@@ -30,7 +30,7 @@ QUOTAS = {
 
 
 class Counters:
-    """Remembers what it was asked, and says the same of every bucket."""
+    """Remembers its calls, and returns the same for every bucket."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -38,7 +38,7 @@ class Counters:
         self.error: StoreError | None = None
         self.unreadable: StoreError | None = None
 
-    def ask(self, plans: Sequence[Any], done: Came) -> None:
+    def ask(self, plans: Sequence[Any], done: AnswersCallback) -> None:
         self.plans += plans
         said = ChargeResult("admit", clock=4, observed=2.0, remaining=3.0, remembered=4, fill=0.5)
         answers = [packed(Answer((said,) * len(plan.charges), error=self.unreadable)) for plan in plans]
@@ -181,7 +181,8 @@ async def test_a_reset_forgets_every_bucket_of_the_name_in_one_call(client: Clie
         ({"bucket": "user=*"}, ["/bucket"]),
         ({"bucket": "user=alice", "quota": "requests"}, ["/quota"]),
         ({"bucket": "user=alice", "quota": ["request_rate"]}, ["/quota"]),
-        ({"bucket": "*", "quota": 1, "why/not": 2}, ["/why~1not", "/bucket", "/quota"]),
+        ({"bucket": 5, "quota": 1, "why/not": 2}, ["/why~1not", "/bucket", "/quota"]),
+        ({"bucket": "*", "quota": "requests"}, ["/bucket", "/quota"]),
         (b'{"bucket": "user=a", "bucket": "user=b"}', ["/bucket"]),
     ],
 )

@@ -50,7 +50,7 @@ def not_understood(answer: httpx.Response) -> list[str]:
     return [error["field"] for error in answer.json()["errors"]]
 
 
-# What is asked
+# Asks
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,7 +137,7 @@ async def test_the_settings_name_the_headers_and_the_proxies():
         assert named == ["X-User", "X-App", "X-Forwarded-For"]
 
 
-# Who may ask
+# Access
 
 
 async def test_outside_open_networks_a_key_is_needed_before_anything_is_read(closed: Node):
@@ -157,7 +157,7 @@ async def test_a_key_that_is_sent_must_be_valid_also_where_none_is_needed(node: 
     assert node.admission.calls == 0
 
 
-# What is answered
+# Answers
 
 
 def refused(outcome: Any, throttle_ms: int) -> PlannedAsk:
@@ -265,7 +265,7 @@ def head(method: str, principal: str, *headers: str) -> bytes:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Status and headers of the next answer on a connection, whose body is read past."""
+    """Status and headers of the next answer on a connection; its body is skipped."""
     found = (await reader.readuntil(b"\r\n\r\n")).lower()
     await reader.readexactly(int(found.split(b"content-length: ")[1].split(b"\r\n")[0]))
     return int(found.split(b" ")[1]), found
@@ -321,7 +321,7 @@ async def test_body_of_a_refused_check_is_discarded(node: Node):
 
 
 async def test_check_with_expect_continue_is_answered_at_once_and_closed(node: Node):
-    """Whether the body still comes, nobody can know; so nothing that follows is taken for a request."""
+    """The body may still come or not, so no later bytes are taken for a request."""
     async with connected(node) as (reader, writer):
         writer.write(head("POST", "careful", f"Content-Length: {len(GET_IN_A_BODY)}", "Expect: 100-continue"))
         status, found = await read_answer(reader)

@@ -209,7 +209,7 @@ async def test_pipelined_asks_are_answered_in_order(node: Node):
     writer.close()
 
 
-# What goes wrong on our side
+# Faults on our side
 
 
 async def test_internal_error_is_500_and_not_revealed(node: Node, capsys: pytest.CaptureFixture[str]):

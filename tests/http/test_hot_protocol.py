@@ -16,12 +16,12 @@ import pytest
 from app.admission.errors import OverloadedError
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
-from app.http.access import _ADDRESS
-from app.http.deadlines import RequestDeadline, UnreadDeadline
-from app.http.hot import UNCOUNTED, BodyRoute
-from app.http.hot_protocol import MAX_HEAD, MAX_LINE, HotProtocol
-from app.http.intake import MAX_OF_CALLER, Intake
-from app.http.protocol import AT_ONCE, WAITING, Protocol
+from app.http.access.access import _ADDRESS
+from app.http.server.deadlines import RequestDeadline, UnreadDeadline
+from app.http.server.hot import UNCOUNTED, BodyRoute
+from app.http.server.hot_protocol import MAX_HEAD, MAX_LINE, HotProtocol
+from app.http.server.intake import MAX_OF_CALLER, Intake
+from app.http.server.protocol import AT_ONCE, WAITING, Protocol
 from app.http.wire import MAX_BODY
 from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
@@ -183,7 +183,7 @@ async def test_another_body_of_the_same_size_is_another_ask(connection: Connecti
     connection.end()
 
 
-# What is handed over
+# Hand-over
 
 STAYING: Final = {
     "an ask",
@@ -255,7 +255,7 @@ async def test_connection_is_handed_over_once_its_answers_are_read():
 
 
 async def test_other_protocol_waits_for_the_reader_of_earlier_answers():
-    """Sending the answers that waited, for the hand-over, filled the buffer."""
+    """The hand-over first sends the waiting answers. They fill the buffer, so reading waits for room."""
     connection = Connection()
     connection.protocol.data_received(ONE_ASK)
     connection.line.fills_up = True
@@ -331,7 +331,7 @@ def hot_protocols() -> int:
 
 @pytest.mark.parametrize("last", [LIVE, ONE_ASK[:20], b""], ids=["handed over", "late", "lost"])
 async def test_nothing_keeps_a_protocol_that_is_done(last: bytes):
-    """A cycle would keep it, and what it has read, until the collector's next full run."""
+    """A cycle would keep it, and the bytes that it has read, until the collector's next full run."""
     gc.collect()
     gc.disable()
     before = hot_protocols()
@@ -382,7 +382,7 @@ async def test_bytes_of_a_body_that_does_not_end_are_given_back(connection: Conn
 
 
 async def test_body_that_finds_no_room_is_refused_and_the_connection_stays(connection: Connection):
-    """The part that has come is not counted any more, and the rest is thrown away."""
+    """The received part is no longer counted, and the rest is discarded."""
     intake_of(connection).take("key admin", MAX_OF_CALLER - 60_000)
     assert await connection.send(LARGE[:50_000]) == b""
     answers = await connection.send(LARGE[50_000:70_000])
@@ -407,7 +407,7 @@ async def test_sender_is_refused_before_its_body_comes(connection: Connection, s
 
 @pytest.mark.parametrize("begin", [LARGE[:-100_000], LARGE[:30]], ids=["body", "head"])
 async def test_bursts_get_no_more_time(connection: Connection, begin: bytes):
-    """Each of them has to wait for its turn, so nothing is read for a moment."""
+    """Each burst has to wait for its turn, so nothing is read for a moment."""
     await connection.send(ONE_ASK, begin)
     began = connection.loop.time()
     while not connection.line.is_closing() and b"HTTP/1.1 408" not in connection.line.sent:
@@ -418,7 +418,7 @@ async def test_bursts_get_no_more_time(connection: Connection, begin: bytes):
 
 
 async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection: Connection):
-    """Its body comes after another request, in the same turn of the event loop."""
+    """The refused body ends after another request, in the same turn of the event loop."""
     connection.node.ring = {sha256(b"gateway").digest(): Grant("gateway", frozenset({"decide"}))}
     seen: list[str] = []
     connection.node.access._refused = lambda *_, **__: seen.append(_ADDRESS.get())  # type: ignore[method-assign]
@@ -610,7 +610,7 @@ async def test_caller_that_leaves_while_its_request_waits_for_its_turn_is_not_an
 
 @pytest.mark.parametrize("before", [b"", ONE_ASK], ids=["alone", "behind another"])
 async def test_body_that_nobody_takes_is_not_read(connection: Connection, before: bytes):
-    """It is behind a request that waits, or its own answer is delayed."""
+    """The body is behind a request that waits, or the answer to its own request is delayed."""
     connection.admission.held = asyncio.Event()
     key = [f"Authorization: Bearer {'x' * 20}"] * (not before)
     connection.node.access._slowdown.wait_s = lambda *_: 60.0  # type: ignore[method-assign]
@@ -752,7 +752,7 @@ async def test_answer_that_cannot_be_made_is_a_500(
     connection.admission.held = asyncio.Event()
     await connection.send(request_)
     for name in ("decisions.encode_decision", "decisions.encode_decisions", "check.answer_to"):
-        monkeypatch.setattr(f"app.http.{name}", lambda *_: 1 / 0)
+        monkeypatch.setattr(f"app.http.routes.{name}", lambda *_: 1 / 0)
     connection.admission.held.set()
     assert (await connection.settle()).count(b"HTTP/1.1 500") == 1
     monkeypatch.undo()
@@ -931,7 +931,7 @@ async def test_a_body_needs_the_scope_although_another_caller_sent_it_before(one
 # Answers leave together
 
 UNLIMITED: Final = message("POST", ONE, (), b'{"usage": {"connections": 1}}')
-"""An ask to which no quota applies, so that it is answered at once."""
+"""An ask to which no quota applies; its answer comes at once."""
 
 NEXT: Final[dict[str, Callable[[HotProtocol], object]]] = {
     "a request that is handed over": lambda protocol: protocol.data_received(LIVE),
@@ -942,7 +942,7 @@ NEXT: Final[dict[str, Callable[[HotProtocol], object]]] = {
     "a timeout": lambda protocol: protocol._on_deadline(),
     "a caller that does not read": lambda protocol: protocol.pause_writing(),
 }
-"""What can happen on a connection in the turn of the loop in which an answer was made."""
+"""Events on a connection in the turn of the loop in which an answer was made."""
 
 
 @pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())

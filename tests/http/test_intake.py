@@ -18,10 +18,10 @@ from app.admission.leases.leases import LeaseAnswer, Settlement
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.http.app import Front
-from app.http.check_schema import METHODS
-from app.http.hot import BodyRoute, PlainRoute
-from app.http.intake import MAX_OF_ALL, MAX_OF_CALLER, Intake
+from app.http.openapi.check import METHODS
 from app.http.problems import ProblemError
+from app.http.server.hot import BodyRoute, PlainRoute
+from app.http.server.intake import MAX_OF_ALL, MAX_OF_CALLER, Intake
 from app.run.document import wired
 from tests.http.conftest import ADMIN, serving
 from tests.load.heavy_bodies import ANYWHERE
@@ -44,13 +44,13 @@ NOT_JSON: Final = b"{"
 
 
 def named(path: str) -> str:
-    """A path with a name in each place for one."""
+    """A path with a name in place of each parameter."""
     return path.format(entity="user=a", name="a", lease="a")
 
 
 @pytest.fixture
 def front() -> Front:
-    """A node that was never opened: whoever came as far as the store would get an error."""
+    """A node that was never opened: a request that reached the store would get an error."""
     front = wired()
     front._access._is_starting = lambda: False
     return front

@@ -1,4 +1,4 @@
-"""API keys over HTTP: what is shown once, what is refused, and what a rotation leaves valid."""
+"""API keys over HTTP: secrets shown once, refusals, and the keys that a rotation leaves valid."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from httpx import ASGITransport, AsyncClient, Response
 
 from app.catalog.catalog import Catalog
 from app.catalog.keys import Keys
-from app.http.access import Access
+from app.http.access.access import Access
 from app.http.head import RequestHead
-from app.http.keys import router
 from app.http.problems import ProblemError
+from app.http.routes.keys import router
 from tests.http.application import app_with
 
 ADMIN = "open-sesame"

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the app serves is what lies in the repository, with the hot routes in it."""
+"""The OpenAPI document: the app serves the file of the repository, with the hot routes in it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from app.admission.gathering.slices import completed
 from app.domain.grant import PERMISSIONS
-from app.http.check_schema import METHODS
+from app.http.openapi.check import METHODS
 from app.http.wire import decode_batch
 from app.run.document import text, wired
 from tests.http.conftest import serving
-from tests.steps import decode_ask, done
+from tests.steps import decode_ask
 
 FILE = Path(__file__).parents[2] / "openapi" / "openapi.json"
 
@@ -49,7 +50,7 @@ async def test_app_serves_the_document(document: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    ("path", "decode"), [("", decode_ask), (":batch", lambda *body: done(decode_batch(*body)))]
+    ("path", "decode"), [("", decode_ask), (":batch", lambda *body: completed(decode_batch(*body)))]
 )
 def test_hot_routes_have_their_refusals_and_an_example_of_each(
     document: dict[str, Any], path: str, decode: Any
@@ -130,17 +131,17 @@ def test_every_route_of_administration_documents_422(document: dict[str, Any], r
 
 
 def undescribed(schema: Any, path: str = "") -> Iterator[str]:
-    """The properties in a schema that have no description; what it excludes describes nothing."""
+    """The properties in a schema that have no description, except under ``not``."""
     inner = (
         schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     )
     for name, each in inner:
         if name == "properties":
-            for property_, its in each.items():
-                text = its.get("description", "")
+            for property_, property_schema in each.items():
+                text = property_schema.get("description", "")
                 if not (text.endswith(".") and len(text) > 1):
                     yield f"{path}.{property_}"
-                yield from undescribed(its, f"{path}.{property_}")
+                yield from undescribed(property_schema, f"{path}.{property_}")
         elif name != "not":
             yield from undescribed(each, path)
 

@@ -13,10 +13,10 @@ from typing import Final
 
 import pytest
 
-from app.http.connections import Connections
-from app.http.deadlines import RequestDeadline, UnreadDeadline
-from app.http.hot_protocol import HotProtocol
-from app.http.protocol import A_LITTLE, MAX_HEAD, MAX_PARAMETERS, MAX_TARGET, PIECE, WAITING, Protocol
+from app.http.server.connections import Connections
+from app.http.server.deadlines import RequestDeadline, UnreadDeadline
+from app.http.server.hot_protocol import HotProtocol
+from app.http.server.protocol import A_LITTLE, MAX_HEAD, MAX_PARAMETERS, MAX_TARGET, PIECE, WAITING, Protocol
 from tests.fuzz.answers import Answer, Line
 from tests.fuzz.messages import BATCH, CHECK, ONE, message
 from tests.http.conftest import ADMIN, Node, eventually, serving
@@ -161,7 +161,7 @@ async def test_trailers_are_not_treated_as_headers(node: Node, caller: Caller):
     assert [ask.principal for ask in node.admission.asked] == [None]
 
 
-# What is no HTTP
+# Invalid HTTP
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ async def test_queued_requests_are_bounded(node: Node, caller: Caller, next_: by
     await caller.hears(*[200] * 2_001)
 
 
-# Callers that send what nobody wants
+# Callers that send unwanted bytes
 
 
 class Read:
@@ -500,7 +500,7 @@ async def test_nothing_is_read_after_garbage_until_responses_are_sent(
     await eventually(lambda: is_held(node))
     size = read.size
     await node.http.get("/health/live")
-    assert read.size <= size + ONE_READ  # what the other one sent is in it
+    assert read.size <= size + ONE_READ  # including the bytes of the other connection
     node.admission.held.set()
     await caller.hears(200, 400)
 

@@ -1,4 +1,4 @@
-"""Quotas over HTTP: statuses, ETags, every refusal, and what the OpenAPI document promises."""
+"""Quotas over HTTP: statuses, ETags, every refusal, and the promises of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from app.catalog.errors import CatalogUnavailableError
 from app.catalog.tables import CHANGES
 from app.domain.entity import Entity
 from app.http import strict
+from app.http.openapi.quotas import ENTITY_PATTERN
+from app.http.openapi.quotas_lists import COMPONENTS
 from app.http.problems import ProblemError
-from app.http.quotas_lists_schema import COMPONENTS
-from app.http.quotas_schema import ENTITY_PATTERN
 from tests.http.application import KEY, app_of, fields
 
 PATCH = "application/merge-patch+json"
@@ -35,7 +35,7 @@ def catalog(one_catalog: Catalog) -> Catalog:
 
 
 class Quotas:
-    """A client that lets a test write only what it is about."""
+    """A client that adds the admin key and a content type, so that a test writes only the rest."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
@@ -69,7 +69,7 @@ async def quotas(catalog: Catalog) -> AsyncIterator[Quotas]:
         yield Quotas(client)
 
 
-# What is written is read
+# Writing and reading back
 
 
 async def test_put_creates_then_replaces_and_answers_like_get(quotas: Quotas):

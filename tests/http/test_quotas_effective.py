@@ -1,4 +1,4 @@
-"""What `effective` says is what decisions do."""
+"""`effective` shows the quotas that decisions apply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EIGHT = [
 
 
 class Node:
-    """The route over a catalog that is never opened: quotas are put into its snapshot as they are."""
+    """The route over a catalog that is never opened: quotas are put directly into its snapshot."""
 
     def __init__(self, rules: MatchingRules, *, timed: bool = False) -> None:
         self.rules = rules

@@ -138,8 +138,8 @@ REFUSED = [
     ("limit=5&limit=5", "/limit"),
     ("cursor=nonsense", "/cursor"),
     ("cursor=%C3%BC", "/cursor"),
-    ("cursor=Y2hhbmdlIDU", "/cursor"),  # one of the history
-    ("cursor=ZW50aXR5IHVzZXI9", "/cursor"),  # of an entity that cannot be
+    ("cursor=Y2hhbmdlIDU", "/cursor"),  # a cursor of the history
+    ("cursor=ZW50aXR5IHVzZXI9", "/cursor"),  # of an impossible entity
     ("filter=user", "/filter"),
     ("a/b=user", "/a~1b"),
     ("at_ms=5", "/at_ms"),
@@ -167,7 +167,7 @@ async def test_pages_join_to_the_whole_while_quotas_come_and_go(catalog: Catalog
         if page.json()["next_cursor"] is None:
             break
         cursor = f"&cursor={page.json()['next_cursor']}"
-        if len(seen) == 8:  # what is past comes, what is behind stays out, the last one seen may go
+        if len(seen) == 8:  # later entities appear, earlier ones do not, and the last one seen may be deleted
             await catalog.delete(Entity.parse(seen[-1]), BY)
             await fill(catalog, ["user=u000a", "user=u020a"])
     assert seen == sorted([*users, "user=u020a"])
@@ -286,7 +286,7 @@ REFUSED_OF_HISTORY = [
     ("entity=user=a,ip=10.0.0.1", "/entity"),
     ("entity=user=a&entity=user=a", "/entity"),
     ("limit=0", "/limit"),
-    ("cursor=ZW50aXR5IHVzZXI9YWxpY2U", "/cursor"),  # one of the list
+    ("cursor=ZW50aXR5IHVzZXI9YWxpY2U", "/cursor"),  # a cursor of the list
     ("cursor=Y2hhbmdlIHg", "/cursor"),
     ("who=admin", "/who"),
 ]

@@ -10,15 +10,15 @@ from typing import Final
 
 import pytest
 
-from app.http.decisions import BATCH, ONE
+from app.http.routes.decisions import BATCH, ONE
 from tests.service import running
 
 ROOT = Path(__file__).parents[2]
 
 ONLY: Final[dict[str, tuple[str, ...]]] = {"app.run.cli": (), "tests.handed_over": (ONE, BATCH)}
-"""The routes that are tried with a program, or all: if each connection is handed over, only hot ones differ.
+"""The routes to try with each program; none means all. With handed-over connections, only hot routes differ.
 
-All others are served by the same protocol in both programs.
+All other routes are served by the same protocol in both programs.
 """
 
 

@@ -8,11 +8,11 @@ from urllib.parse import urljoin
 
 import pytest
 
-from app.http import documents
+from app.http.openapi import pages
 from tests.http.conftest import Node
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-PATHS = ["/openapi.json", "/docs", "/redoc", "/console", *documents.FILES]
+PATHS = ["/openapi.json", "/docs", "/redoc", "/console", *pages.FILES]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -45,7 +45,7 @@ async def test_page_policy_allows_no_foreign_code(node: Node, path: str):
         assert all(re.fullmatch(r"'self'|'sha256-[^']+'", source) for source in rules[kind].split())
     assert not re.search(r"(src|href)=\"?(https?:)?//", answer.text)
     for script in re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL):
-        assert documents.hash_of(script) in rules["script-src"]
+        assert pages.hash_of(script) in rules["script-src"]
 
 
 async def test_root_redirects_browsers_to_the_console_and_lists_paths_for_others(node: Node):

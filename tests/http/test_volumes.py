@@ -19,8 +19,8 @@ from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError
 from app.domain.volumes import Drill, FactorState, Source, VolumeLimit, VolumeRules
-from app.http import volumes
-from app.http.access import Access
+from app.http.access.access import Access
+from app.http.routes import volumes
 from app.store.port import StoreError
 from app.store.volumes import Reading, VolumeRecord
 from tests.http.application import KEY, app_of, fields

@@ -21,18 +21,18 @@ from app.catalog.snapshot import Snapshot
 from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
-from app.http.access import Access, Ring
+from app.http.access.access import Access, Ring
+from app.http.access.slowdown import Slowdown
 from app.http.app import create_app
 from app.http.check_question import Sources
-from app.http.connections import Connections
-from app.http.drain import DrainState
-from app.http.health import Readiness
-from app.http.hot_protocol import HotProtocol, HttpPort
-from app.http.parsing import ParsingTurns
-from app.http.protocol import TURN_S, Protocol
-from app.http.slowdown import Slowdown
+from app.http.routes.health import Readiness
+from app.http.server.connections import Connections
+from app.http.server.drain import DrainState
+from app.http.server.hot_protocol import HotProtocol, HttpPort
+from app.http.server.parsing import ParsingTurns
+from app.http.server.protocol import TURN_S, Protocol
 from app.http.wire import Clock
-from app.store.port import NONE_KNOWN, Answer, Came, ChargeResult, Fault, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Fault, StoreError
 from tests.http.conftest import ADMIN, Admission
 from tests.packed import packed
 
@@ -42,7 +42,7 @@ QUIET_TURNS: Final = 8
 
 
 class Line(asyncio.Transport):
-    """The transport of one connection: keeps what is sent, and delivers what arrives while it is read.
+    """The transport of one connection: keeps the bytes that are sent, and whether the node reads.
 
     Attributes:
         unread: how many bytes of answers the caller has not read.
@@ -175,7 +175,7 @@ class HeldStore:
         self.held: list[Callable[[], object]] | None = None
         self.asked = 0
 
-    def ask(self, plans: Sequence[object], done: Came) -> None:
+    def ask(self, plans: Sequence[object], done: AnswersCallback) -> None:
         self.asked += len(plans)
         answers = [packed(Answer((ChargeResult("admit", observed=0.1, remaining=99.0),)))] * len(plans)
         if self.held is None:
@@ -221,7 +221,7 @@ class InMemory:
 
     Args:
         hot: whether its connections begin with the hot protocol.
-        decider: what decides; else the fake admission.
+        decider: decides asks; by default the fake admission.
     """
 
     def __init__(self, *, hot: bool, clock: Clock = "store", decider: Decider | None = None) -> None:
@@ -259,17 +259,17 @@ class InMemory:
         return protocol
 
     def forget(self) -> None:
-        """Forget what was asked, and who sent wrong keys: their answers would be slow."""
+        """Forget earlier asks, and callers with wrong keys: their answers would be slow."""
         self.access._slowdown = Slowdown()
         self.admission.asked.clear()
         self.admission.callers.clear()
 
 
 class Connection:
-    """One connection to a node, which is its own unless one is given.
+    """One connection to a node: to a new node unless one is given.
 
     Args:
-        certificate: what the client's TLS certificate says.
+        certificate: the fields of the client's TLS certificate.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Connection:
         return isinstance(self.protocol, Protocol)
 
     async def send(self, *pieces: bytes) -> bytes:
-        """Deliver these pieces, each once the node reads it and has done what it can; return all answers."""
+        """Deliver these pieces, each once the node reads and has nothing left to send; return all answers."""
         for piece in pieces:
             await self.settle()
             for _ in range(100_000):
@@ -332,7 +332,7 @@ class Connection:
 
 
 class Both:
-    """Two nodes that are alike, but that connections of only one begin with the hot protocol.
+    """Two equal nodes, except that only one's connections begin with the hot protocol.
 
     Args:
         ring: the API keys besides the admin's.
@@ -344,7 +344,7 @@ class Both:
             node.ring = ring or {}
 
     async def answer(self, *pieces: bytes, certificate: Mapping[str, Any] | None = None) -> bytes:
-        """Send the same to both, over new connections; return the answers, which are the same bytes."""
+        """Send the same to both, over new connections; check that the answers are equal, and return them."""
         answers, closed = [], []
         for node in (self.hot, self.other):
             node.forget()

@@ -105,7 +105,7 @@ class Broker(Program):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Running brokers by their ids, and what a client needs."""
+    """Running brokers by their ids, and the settings of their clients."""
 
     brokers: Mapping[int, Broker]
     authority: Authority
@@ -148,7 +148,7 @@ def running(
 ) -> Iterator[Cluster]:
     """Run a cluster with this many brokers, perhaps with further properties and jars of plugins.
 
-    `version` is one of Kafka's, if it is to be another than that of `pom.xml`.
+    `version` is a version of Kafka; by default the one in `pom.xml`.
     """
     disks.clear()
     with ExitStack() as stack:
@@ -195,7 +195,7 @@ def _properties(broker: Broker, folder: Path, controller: int) -> dict[str, obje
         "log.dirs": broker.log_dir,
         # Not on the small disk, which a test may fill.
         "metadata.log.dir": folder / "metadata",
-        # What is deleted is to be gone soon, so that a disk can be seen to empty.
+        # Deleted segments disappear soon, so that a disk can be seen to empty.
         "log.segment.bytes": 1024 * 1024,
         "log.segment.delete.delay.ms": 100,
         "log.initial.task.delay.ms": 100,
@@ -233,7 +233,7 @@ def _secured(home: Path, authority: Authority) -> dict[str, object]:
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
         "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
-        # Who may log in this way is set while it runs, by Kafka's own ConfigCommand.
+        # Users who may log in this way are added while it runs, by Kafka's own ConfigCommand.
         "listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
         "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{SCRAM} required;",
     }

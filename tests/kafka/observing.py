@@ -126,7 +126,7 @@ class Sampling:
 
 @contextmanager
 def sampling(services: list[Service]) -> Iterator[Sampling]:
-    """Sample the factor of each node, as its readiness tells it, until the end of the block."""
+    """Sample the factor in each node's readiness, until the end of the block."""
     samples = Sampling(services, [set() for _ in services])
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A broker with scripted answers, for those that a real one cannot be made to give."""
+"""A broker with scripted answers that a real broker cannot be made to give."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NEWEST: Final = {
 }
 
 Answer = Callable[[Any], Any]
-"""What is answered to a request; bytes are sent as they are, and then the connection is cut."""
+"""The answer to a request; bytes are sent unchanged, and then the connection is cut."""
 
 
 class OddBroker:
-    """Speaks Kafka's protocol; what it answers, and up to which versions, can be changed at any time."""
+    """Speaks Kafka's protocol; its answers and its newest versions can be changed at any time."""
 
     def __init__(self, broker_id: int) -> None:
         self.id = broker_id
@@ -79,7 +79,7 @@ class OddBroker:
         key, version = int.from_bytes(frame[:2]), int.from_bytes(frame[2:4])
         kind, response_kind = MESSAGES[key]
         if version > self.newest[kind]:
-            # As Kafka has it: in the oldest form, and only for ApiVersions; on anything else it hangs up.
+            # Like Kafka: answer ApiVersions in the oldest form, and hang up on anything else.
             if kind is not ApiVersionsRequest:
                 return (b"",)
             version, answer = 0, self._versions(UNSUPPORTED_VERSION)

@@ -22,7 +22,7 @@ EMPTY_WINDOW_MS: Final = 10_000
 
 
 def kafkas_level(levels: Mapping[Level, float], user: str | None, client: str | None) -> Level | None:
-    """The level that Kafka holds a user's client to: the first there is of its eight."""
+    """The level whose quota Kafka applies to a user's client: the first of eight that has one."""
     for level in (
         (user, client),
         (user, DEFAULT),
@@ -78,12 +78,12 @@ def described(admin: KafkaAdminClient) -> dict[frozenset[tuple[str, str | None]]
 
 
 def asked(admin: KafkaAdminClient, question: Any) -> Any:
-    """What a broker answers."""
+    """The answer of a broker."""
     return admin._manager.run(admin._manager.send, question)
 
 
 def produced_limit(configuration: Mapping[str, Any], server: str, topic: str, size: int) -> float | None:
-    """The byte rate that a broker enforces for a user's client, from how long it throttles so many bytes.
+    """The byte rate that a broker enforces for a user's client, from its throttle time for so many bytes.
 
     The client's bucket must be empty, and the limit so low that the bytes are too many for it.
     """

@@ -1,4 +1,4 @@
-"""Importing the quotas of a real Kafka cluster: afterwards the limits are those that Kafka enforces."""
+"""Importing the quotas of a real Kafka cluster: afterwards Quotagate has the limits that Kafka enforces."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from workers.volumes.kafka import KafkaSource
 
 WITHIN_S = 60.0
 SHORT_S = 8.0
-"""For observations that a broker makes last until their end."""
+"""The timeout of observations that run into it because of a broker."""
 PATIENT = {"request_timeout_ms": "300000"}
-"""So that nothing but the time of an observation ends a request."""
+"""Only the timeout of an observation ends a request then."""
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def as_the_machine_has_it(broker: Broker) -> Volume:
 
 
 async def observed_in_time(polled: KafkaSource) -> Observation:
-    """A short observation, which must end long before a request would."""
+    """A short observation, which must end long before a request would time out."""
     async with asyncio.timeout(120):
         return await polled.observe(SHORT_S)
 
 
 async def observed_at_rest(cluster: Cluster, polled: KafkaSource) -> Observation:
-    """An observation during which no disk changed, with what the machine itself has to say."""
+    """An observation during which no disk changed, compared with the machine's own sizes."""
     give_up = time.monotonic() + 60
     while True:
         before = [as_the_machine_has_it(broker) for broker in cluster.brokers.values()]
@@ -77,7 +77,7 @@ async def test_sizes_equal_those_of_the_disks(cluster, protocol):
 
 
 async def test_sizes_follow_writes(cluster):
-    """And come without a line for each partition, of which a cluster may have many."""
+    """The sizes come without a row for each partition, of which a cluster may have many."""
     polled = source(cluster)
     before = await observed_at_rest(cluster, polled)
     admin = KafkaAdminClient(**cluster.properties)
@@ -130,7 +130,7 @@ async def test_login_without_permission_is_reported_with_the_permission():
     """A broker that refuses answers with no log directory at all, only the error."""
     guarded = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",  # who the brokers are to each other here
+        "super.users": "User:ANONYMOUS",  # the brokers' name among themselves here
     }
     with brokers.running(1, properties=guarded) as one:
         polled = source(one, "SASL_PLAINTEXT")

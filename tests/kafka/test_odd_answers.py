@@ -19,7 +19,7 @@ from workers.volumes.kafka import KafkaSource
 
 WITHIN_S = 60.0
 SHORT_S = 5.0
-"""For observations that a broker makes last until their end."""
+"""The timeout of observations that run into it because of a broker."""
 Brokers = Mapping[int, OddBroker]
 
 

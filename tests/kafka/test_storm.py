@@ -29,7 +29,7 @@ EVERY_S: Final = 0.04
 A_SAMPLE: Final = int(1 / EVERY_S)
 """How many connections arrive within one sample, which is a second long."""
 BURST: Final = 10 * LIMIT
-"""What an empty bucket takes at once, before the limit bites."""
+"""The number of connections that an empty bucket admits at once."""
 ADDRESS_S: Final = 14.0
 """Long enough for the first samples to leave the window of 11 s."""
 LISTENER_S: Final = 8.0
@@ -83,7 +83,7 @@ async def decided(http: httpx.AsyncClient, **ask: object) -> dict[str, Any]:
 
 
 async def storm(seconds: float, brokers: Iterable[int], *attempts: Attempt) -> None:
-    """Attempts of each kind at each broker again and again, all of them at the same moments."""
+    """Make attempts of each kind at each broker again and again, all at the same moments."""
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number in range(int(seconds / EVERY_S)):
@@ -107,9 +107,9 @@ async def test_address_gets_its_connections_from_each_broker(
 async def storm_from(
     address: str, http: httpx.AsyncClient, cluster: Cluster
 ) -> tuple[Counter[int], Counter[int], float]:
-    """How many connections Kafka's brokers let through, how many Quotagate, and the longest wait for that.
+    """Count the connections that Kafka and Quotagate let through, by broker; also return the longest wait.
 
-    A connection that Kafka does not let through tells nothing of the machine: it hangs up late by design.
+    The time of Kafka's refusals is left out, because Kafka hangs up late by design.
     """
     kafka: Counter[int] = Counter()
     here: Counter[int] = Counter()
@@ -153,7 +153,7 @@ async def test_listener_takes_its_connections_on_each_broker(
         waiting[number].put_nowait(None)
 
     async def acceptor(number: int) -> None:
-        """What a broker with Quotagate does: it takes one connection after another, each after its delay."""
+        """A broker with Quotagate: it takes one connection after another, each after its delay."""
         while True:
             await waiting[number].get()
             began = time.monotonic()
@@ -174,11 +174,11 @@ async def test_listener_takes_its_connections_on_each_broker(
 
 
 def compare(kafka: Counter[int], here: Counter[int], slowest_s: float) -> None:
-    """As many on each broker, give or take the connections that arrive within one sample or the longest wait.
+    """Compare the counts of each broker: they may differ by the arrivals in one sample plus the longest wait.
 
-    Both count the same arrivals, some milliseconds apart. One that falls on the other side of an edge of a
-    sample shifts what the next ones find; seen were differences of up to 2, also between two brokers, and of
-    16 on a machine that was held up. An answer that came so late was counted up to so much later.
+    Both count the same arrivals, some milliseconds apart. An arrival on the other side of a sample's edge
+    shifts the sum that the next ones find. Observed differences were up to 2, also between two brokers, and
+    16 on a stalled machine. A late answer is counted later by up to its wait.
     """
     between = A_SAMPLE + slowest_s / EVERY_S
     say(f"the slowest answer after {slowest_s:.2f} s, so {between:.0f} connections may lie between")

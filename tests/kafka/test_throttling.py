@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
 from app.domain.volumes import VolumeRules
-from app.store.lease import lease_keys
+from app.store.leader_election import leadership_keys
 from app.store.volumes import LEASE, RECORD_KEY, VolumeRecord
 from tests.kafka import brokers, observing
 from tests.kafka.brokers import Broker, Cluster
@@ -100,7 +100,7 @@ def test_full_disk_throttles_producers_of_every_broker(own, admin):
 
 
 def test_another_observer_takes_over_and_the_factor_stays(own):
-    """With a limit that every volume violates, as a start from nothing, or nobody, would make it 1."""
+    """Every volume violates the limit; only a leader without a past, or no leader, would make it 1."""
     given = observing.settings(
         own.bootstrap,
         VOLUME_MIN_AVAILABLE_RATIO="0.999999",
@@ -121,11 +121,11 @@ def test_another_observer_takes_over_and_the_factor_stays(own):
             say(f"killed {first.pid}: {second.pid} observed")
 
             observers.append(stack.enter_context(observing.observer(services[0], given)))
-            token = int(store.get(lease_keys(LEASE)[1]) or 0)
+            token = int(store.get(leadership_keys(LEASE)[1]) or 0)
             second.hold()
             third = successor(store, observers)
             say(f"held {second.pid}: {third.pid} observed")
-            assert int(store.get(lease_keys(LEASE)[1]) or 0) == token + 1
+            assert int(store.get(leadership_keys(LEASE)[1]) or 0) == token + 1
             assert asyncio.run(late_write(services[0].store_url, token)) == "fenced"
             second.go_on()
             eventually(lambda: "volume observer lost the lease to another" in second.logged())
@@ -198,13 +198,13 @@ def test_hung_or_dead_broker_is_unknown_and_the_valid_factor_stays(own):
 
 
 def until_factor(service: Service, factor: float) -> dict[str, Any]:
-    """What a node says of volumes, once it has this factor."""
+    """The volumes of a node, once it has this factor."""
     eventually(lambda: volumes(service)["factor"] == factor)
     return volumes(service)
 
 
 async def late_write(store_url: str, token: int) -> str:
-    """What the store says to a write of whoever held the lease by this token."""
+    """The store's answer to a write with the fencing token of an earlier leader."""
     record = VolumeRecord.at(store_url)
     try:
         reading = await record.read()
@@ -215,10 +215,10 @@ async def late_write(store_url: str, token: int) -> str:
 
 
 def leader(store: redis.Redis, observers: list[Observer]) -> Observer:
-    """Which observer holds the lease."""
+    """The observer that holds the lease."""
 
     def look() -> Observer | None:
-        pid = observing.pid_of(store.get(lease_keys(LEASE)[0]))
+        pid = observing.pid_of(store.get(leadership_keys(LEASE)[0]))
         return next((one for one in observers if one.pid == pid and one.running.poll() is None), None)
 
     found = eventually(look)
@@ -229,19 +229,19 @@ def leader(store: redis.Redis, observers: list[Observer]) -> Observer:
 def successor(store: redis.Redis, observers: list[Observer]) -> Observer:
     """The observer that leads after another ended, once it has written; within two intervals.
 
-    That is how long the lease may go on, then the pause until the next try to take it, then an observation.
+    Two intervals cover the rest of the lease, the pause until the next try to take it, and an observation.
     """
     lasts_s = lease_s(VolumeRules(interval_ms=1_000 * TAKE_OVER_INTERVAL_S))
-    assert store.pttl(lease_keys(LEASE)[0]) <= 1_000 * lasts_s
+    assert store.pttl(leadership_keys(LEASE)[0]) <= 1_000 * lasts_s
     assert lasts_s + lasts_s / BEATS_PER_LEASE + OBSERVE_FRACTION * TAKE_OVER_INTERVAL_S <= (
         2 * TAKE_OVER_INTERVAL_S
     )
-    old = leader_pid = observing.pid_of(store.get(lease_keys(LEASE)[0]))
+    old = leader_pid = observing.pid_of(store.get(leadership_keys(LEASE)[0]))
     seen = store.get(RECORD_KEY)
 
     def taken() -> bool:
         nonlocal leader_pid
-        leader_pid = observing.pid_of(store.get(lease_keys(LEASE)[0]))
+        leader_pid = observing.pid_of(store.get(leadership_keys(LEASE)[0]))
         return leader_pid not in {None, old} and store.get(RECORD_KEY) != seen
 
     eventually(taken)

@@ -24,7 +24,7 @@ JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-U
 
 
 def run(program: str, *arguments: str, given: str = "") -> str:
-    """What one of Kafka's own programs says, such as `kafka.admin.ConfigCommand`; it must succeed."""
+    """The output of one of Kafka's own programs, such as `kafka.admin.ConfigCommand`; it must succeed."""
     done = subprocess.run(
         command(program, *arguments, log_level="warn"),
         input=given,
@@ -57,7 +57,7 @@ def command(
 
 @cache
 def jars(version: str | None = None) -> Path:
-    """The folder with the jars that `pom.xml` names, perhaps of another version, and those they need."""
+    """The folder with the jars that `pom.xml` names, perhaps of another version, and their dependencies."""
     wanted = (HERE / "pom.xml").read_bytes()
     folder = KEPT / ("jars" if version is None else f"jars-{version}")
     KEPT.mkdir(parents=True, exist_ok=True)

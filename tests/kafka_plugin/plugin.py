@@ -1,4 +1,4 @@
-"""The broker plugin as a jar, built by its own Makefile, and what a broker needs to load it."""
+"""The broker plugin as a jar, built by its own Makefile, and the properties of a broker that loads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.built import build
 PROJECT: Final = Path(__file__).parents[2] / "integrations" / "kafka-broker-plugin"
 BUILD_WITHIN_S: Final = 900.0
 BROKERS: Final = 2
-"""How many brokers there are, by which the plugin divides limits."""
+"""The number of brokers, by which the plugin divides limits."""
 EXCLUDED: Final = "carol"
 """The principal to which no throttle factor applies."""
 
@@ -28,7 +28,7 @@ def properties(url: str, key_file: Path) -> dict[str, object]:
 
 
 def jar() -> Path:
-    """The plugin, built where sources are newer than it."""
+    """The plugin, rebuilt if sources are newer."""
     make()
     return PROJECT / "target" / "quotagate-kafka-plugin.jar"
 

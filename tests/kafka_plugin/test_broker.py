@@ -22,14 +22,14 @@ from tests import service, stores
 from tests.kafka import brokers, quotas
 from tests.kafka.brokers import HOST, Cluster
 from tests.kafka_plugin import plugin
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.programs import end
 from tests.report import say
 from tests.service import Service, eventually
 
 TOPIC = "records"
 SIZE = 100_000
-"""Bytes of a measurement: far above what the limits below pass in a window."""
+"""Bytes of a measurement: far more than the limits below let pass in a window."""
 DISK_BYTES = 256 * 1024 * 1024
 """Room for as many measurements as fit into the time that a test waits for one."""
 ASK_WITHIN_S = 60.0
@@ -66,12 +66,12 @@ class Broker:
         return quotas.produced_limit(self.configuration(user, client), self._server, TOPIC, SIZE)
 
     def enforces(self, limit: float | None, user: str) -> bool:
-        """Whether it is this limit; a request's bytes are a little more than those of its record."""
+        """Whether the broker enforces this limit; a request is a little larger than its record."""
         found = self.produced_limit(user)
         return found == limit if limit is None or found is None else found == pytest.approx(limit, rel=0.01)
 
     def until_it_enforces(self, limit: float | None, user: str) -> None:
-        """Wait for a limit; if it does not come, say what the broker said."""
+        """Wait for a limit; if it does not come, show the broker's log."""
         try:
             eventually(lambda: self.enforces(limit, user), within_s=PATIENCE_S)
         except AssertionError as error:
@@ -84,8 +84,8 @@ class Broker:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory) -> Iterator[Broker]:
-    """Started while nothing listens where Quotagate is to be."""
-    (port,) = free_ports(1)
+    """A broker started while nothing listens at Quotagate's address."""
+    port = free_port()
     key_file = tmp_path_factory.mktemp("keys") / "quotagate.key"
     key_file.write_text("unknown", encoding="utf-8")
     properties = plugin.properties(f"http://{HOST}:{port}", key_file)
@@ -195,7 +195,7 @@ def test_first_level_of_the_ladder_decides(broker, node):
     broker.until_it_enforces(4_000 / plugin.BROKERS, "alice")
     assert broker.produced_limit("alice", "own") == pytest.approx(1_600, rel=0.01)  # not divided
     assert broker.produced_limit("carol") == pytest.approx(6_000 / plugin.BROKERS, rel=0.01)
-    # All clients of a user share the limit that is the user's: another one finds the bucket full.
+    # All clients of a user share the user's limit: another client finds the bucket full.
     assert broker.produced_limit("carol") < 4_000 / plugin.BROKERS
 
 

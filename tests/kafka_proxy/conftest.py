@@ -62,7 +62,7 @@ def other(start_proxy: Callable[..., Proxy]) -> Proxy:
 
 @pytest.fixture(scope="session")
 def sasl(start_proxy: Callable[..., Proxy]) -> Proxy:
-    """A proxy whose clients have to say who they are."""
+    """A proxy whose clients have to authenticate."""
     return start_proxy("SASL_PLAINTEXT")
 
 

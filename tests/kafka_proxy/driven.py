@@ -1,4 +1,4 @@
-"""A client of Kafka as a child that is driven line by line, whatever it is written in."""
+"""A Kafka client in any language, as a child process that is driven line by line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WITHIN_S: Final = 120.0
 
 
 class DrivenClient(Program):
-    """It does what `say` says; what it answers is read by `heard`, in order."""
+    """Obeys the commands of `say`; `heard` returns its answers in order."""
 
     def __init__(self, folder: Path, command: Sequence[str | Path]) -> None:
         self._folder = folder
         self._command = command
         self._lines: queue.Queue[str] = queue.Queue()
         self.seen: Counter[str] = Counter()
-        """How often it said something, by its first two words, such as `sent one`."""
+        """How often it answered with a line, by the line's first two words, such as `sent one`."""
 
     def start(self) -> None:
         """Start it, and wait until it takes commands."""
@@ -53,13 +53,13 @@ class DrivenClient(Program):
         self.running.stdin.flush()
 
     def heard(self, within_s: float = WITHIN_S) -> str:
-        """The next thing it says; queue.Empty if it says nothing for so long."""
+        """The next line of its output; queue.Empty if none comes in time."""
         line = self._lines.get(timeout=within_s) if within_s else self._lines.get_nowait()
         self.seen[" ".join(line.split()[:2])] += 1
         return line
 
     def said(self) -> list[str]:
-        """What it has said meanwhile."""
+        """The lines of its output that have come meanwhile."""
         lines = []
         with suppress(queue.Empty):
             while True:
@@ -67,19 +67,19 @@ class DrivenClient(Program):
         return lines
 
     def until(self, beginning: str, within_s: float = WITHIN_S) -> str:
-        """Hear it until it says something that begins so, and return that; an error ends the test."""
+        """Read lines up to one with this beginning, and return that line; an error ends the test."""
         give_up = time.monotonic() + within_s
         while not (line := self.heard(max(0.01, give_up - time.monotonic()))).startswith(beginning):
             assert not line.startswith("error"), f"{line}\n{self.logged()}"
         return line
 
     def end(self) -> None:
-        """Kill it, and close what it was driven by."""
+        """Kill it, and close its pipes."""
         self.kill()
         if self._running is not None:
             self._listener.join()
             assert self._running.stdin is not None
-            with suppress(OSError):  # what it did not take any more
+            with suppress(OSError):  # commands that it has not read
                 self._running.stdin.close()
 
     def logged(self) -> str:

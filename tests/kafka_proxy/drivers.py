@@ -23,7 +23,7 @@ TOOLCHAIN: Final = "its toolchain is the machine's own"
 
 @contextmanager
 def running(client: str, folder: Path, bootstrap: str, user: str) -> Iterator[DrivenClient]:
-    """Producers of one of the `CLIENTS`, all of them of one user."""
+    """Producers of one of the `CLIENTS`, all with one user."""
     command = [*CLIENTS[client](), bootstrap, user, PASSWORDS[user]]
     with driven.running(folder, command) as started:
         yield started
@@ -35,9 +35,9 @@ def _go(library: str) -> list[str | Path]:
 
 @cache
 def _go_program() -> Path:
-    """The program with the libraries of Go, built where its sources changed."""
+    """The program with the libraries of Go, rebuilt if its sources changed."""
     built = GO / "kafka-clients"
-    # Whatever the machine builds by default, this needs no C compiler, and its modules are those of go.sum.
+    # Independent of the machine's settings: no C compiler is needed, and go.sum gives the modules.
     plain = {"GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
     build(
         [need("go", TOOLCHAIN), "build", "-trimpath", "-o", built, "."],
@@ -78,4 +78,4 @@ CLIENTS: Final[Mapping[str, Callable[[], list[str | Path]]]] = {
 }
 """How to call each, once it is built."""
 IDEMPOTENT: Final = tuple(client for client in CLIENTS if client != "kafka-go")
-"""Those whose producers have ids."""
+"""The clients whose producers have ids."""

@@ -1,4 +1,4 @@
-"""Idempotent producers of three clients under one interface: what they sent, and how they were throttled."""
+"""Idempotent producers of three clients under one interface, which counts their records and throttles."""
 
 from __future__ import annotations
 
@@ -209,8 +209,8 @@ class Worker:
 
     Attributes:
         sent: how many records the broker has acknowledged.
-        error: what ended it, if something did.
-        ended: set when it is to send no more.
+        error: the error that ended it, if any.
+        ended: set to let it send no more.
     """
 
     def __init__(self, client_id: str, bootstrap: str, topic: str, partition: int | None = None) -> None:

@@ -25,7 +25,7 @@ BUILD_WITHIN_S: Final = 900.0
 START_WITHIN_S: Final = 120.0
 HOST: Final = "127.0.0.1"
 TIMEOUT_MS: Final = 4_000
-"""Tests of what Quotagate decides are patient, for on a crowded machine it may take its time."""
+"""A long timeout, because a decision may come late on a crowded machine."""
 NODES: Final = 2
 """The brokers that a proxy has ports for; their ids count from 1."""
 
@@ -123,6 +123,6 @@ def settings_for(folder: Path, node: Service) -> dict[str, object]:
 
 
 def jar() -> Path:
-    """The program, built where sources are newer than it."""
+    """The program, rebuilt if sources are newer."""
     build(["make", "--no-print-directory"], PROJECT, PROJECT / "target" / ".lock", BUILD_WITHIN_S)
     return PROJECT / "target" / "proxy.jar"

@@ -1,4 +1,4 @@
-"""How long a request is held: of clients that do not wait by themselves, and of producers with acks=0."""
+"""How long requests are held of clients that do not wait by themselves, and of producers with acks=0."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.kafka_proxy.test_odd_work import end_offset
 from tests.service import Service, eventually
 
 LONGEST_HOLD_MS: Final = 15_000
-"""The README of the proxy."""
+"""As in the README of the proxy."""
 HELD_MS: Final = 1
-"""The throttle time of what was held and then went through."""
+"""The throttle time in the answer to a request that was held and then went through."""
 WITHIN_S: Final = 120.0
 LAST_BEFORE_KIP_219: Final = 5
 """The last version of Produce whose clients do not pause by themselves."""
@@ -34,7 +34,7 @@ THROTTLING_QUOTA_EXCEEDED: Final = 89
 
 
 class Connection:
-    """One connection to a broker by way of the proxy, that sends on whatever it is answered."""
+    """One connection to a broker through the proxy, which ignores throttle times."""
 
     def __init__(self, proxy: Proxy, client_id: str) -> None:
         # The proxy closes the first connection to a broker's port if it has not seen the cluster yet.
@@ -45,7 +45,7 @@ class Connection:
         self._connection: Any = None
 
     def ask(self, question: Any, within_s: float = WITHIN_S) -> Any:
-        """The answer; None if there is to be none.
+        """The answer; None if the request wants none.
 
         Raises:
             KafkaError: the connection was closed, or there was no answer in time.
@@ -113,13 +113,13 @@ def outcome(answer: Any) -> tuple[int, int]:
 
 
 def throttled(proxy: Proxy) -> float:
-    """How often Quotagate has answered the proxy that something has to wait, by the proxy's own metric."""
+    """How often Quotagate has answered the proxy with a throttle, by the proxy's own metric."""
     return proxy.counted("quotagate_proxy_decisions_total", decision="throttle", source="quotagate")
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How each case went, whose request waits for as long as a proxy holds one."""
+    """The outcomes of the cases whose request waits for as long as a proxy holds one."""
 
     old: Future[None]
     regardless: Future[None]
@@ -130,7 +130,7 @@ class Waits:
 
 @pytest.fixture(scope="module")
 def waits(cluster, start_proxy, plain, other, quotagate) -> Waits:
-    """They wait side by side, each behind a proxy of its own, whose metrics then count that case alone."""
+    """The cases wait in parallel, each behind a proxy of its own, whose metrics count that case alone."""
     topics = [f"waits-{case}" for case in ("old", "regardless", "deaf")]
     admin = KafkaAdminClient(**cluster.properties)
     admin.create_topics([NewTopic(name, replica_assignments={0: [1]}) for name in topics])
@@ -173,7 +173,7 @@ def test_old_client_is_held_and_then_gets_the_rest_of_its_throttle_time(waits):
 
 
 def regardless_is_asked_to_wait(client: Connection, led: str) -> int:
-    """For how long, in ms."""
+    """Use up the quota; return the throttle time in ms."""
     assert outcome(client.ask(produce(led, 9)))[0] == 0
     error, asked_ms = outcome(client.ask(produce(led, 9)))
     assert error == THROTTLING_QUOTA_EXCEEDED
@@ -183,7 +183,7 @@ def regardless_is_asked_to_wait(client: Connection, led: str) -> int:
 
 def hold_regardless_client(proxy: Proxy, client: Connection, led: str, asked_ms: int) -> None:
     before = throttled(proxy)
-    # What was on its way when it was asked to wait is answered at once. What follows is held.
+    # A request under way when the client was asked to wait is answered at once. Later requests are held.
     left_ms = asked_ms
     while left_ms > asked_ms - LONGEST_HOLD_MS:
         error, left_ms = outcome(client.ask(produce(led, 9)))

@@ -28,7 +28,7 @@ def test_records_without_acknowledgement_are_held(cluster, plain, quotagate, top
         assert quotagate.http.post("/v1/volumes:drill", json={"factor": 0, "for_ms": 600_000}).is_success
         stack.callback(quotagate.http.delete, "/v1/volumes:drill")
         eventually(lambda: quotagate.ask(principal="x", usage={"produce_bytes": 1})["decision"] == "throttle")
-        producer.send(topic, b"held").get(60)  # which says nothing: it only left the client
+        producer.send(topic, b"held").get(60)  # this proves only that it left the client
         # The proxy asks again each second, for 15 s; as soon as it may, the record goes through.
         assert end_offset(consumer, topic) == 1
         assert quotagate.http.delete("/v1/volumes:drill").is_success

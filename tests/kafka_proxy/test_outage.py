@@ -37,7 +37,7 @@ def working(bootstrap: str, topic: str) -> Iterator[list[Worker]]:
 
 
 def all_go_on(workers: Sequence[Worker]) -> None:
-    """Wait until every one of them has sent three more."""
+    """Wait until each worker has sent three more records."""
     before = [worker.sent for worker in workers]
 
     def went_on() -> bool:
@@ -48,7 +48,7 @@ def all_go_on(workers: Sequence[Worker]) -> None:
 
 
 def nobody_goes_on(between: proxy.Proxy, workers: Sequence[Worker]) -> None:
-    """Each has been refused, and comes again; meanwhile nothing was sent."""
+    """Wait until the workers are refused again and again; meanwhile nothing was sent."""
     eventually(lambda: refusals(between) >= 2 * CLIENTS)
     before = [worker.sent for worker in workers]
     again = refusals(between) + 2 * CLIENTS
@@ -58,13 +58,13 @@ def nobody_goes_on(between: proxy.Proxy, workers: Sequence[Worker]) -> None:
 
 
 def refusals(between: proxy.Proxy) -> float:
-    """How often the proxy's policy let a client wait, by its own metric."""
+    """How often the proxy's policy made a client wait, by the proxy's own metric."""
     return between.counted("quotagate_proxy_decisions_total", decision="throttle", source="failure")
 
 
 @pytest.mark.parametrize("policy", ["admit", "throttle"])
 def test_clients_outlive_quotagate(policy, cluster, topic, tmp_path):
-    # Clients end before what they wait for.
+    # Clients and the proxy end before the nodes that they wait for.
     with ExitStack() as nodes, ExitStack() as stack:
         store = nodes.enter_context(stores.running("valkey"))
         catalog = f"sqlite:///{tmp_path / 'catalog.db'}"

@@ -33,16 +33,16 @@ pytestmark = pytest.mark.timeout(1200)
 SECONDS: Final = 40
 """How long each case sends."""
 WITHIN_S: Final = 600.0
-"""What is held comes later, but it comes."""
+"""Held records arrive late, but they arrive."""
 LIMIT: Final = 3
 WINDOW_MS: Final = 20_000
 """Longer than a proxy may hold a request."""
 CROWD: Final = 24
 SHORT_WINDOW_MS: Final = 5_000
-"""So that a crowd of them takes 40 s."""
+"""So short that the ids of a crowd take 40 s."""
 BYTES_A_S: Final = 120_000
 RECORD_BYTES: Final = 2_000
-# sarama and franz-go make batches of 1 MB of what waits. An empty bucket has to hold one; this holds 1.2 MB.
+# sarama and franz-go batch waiting records up to 1 MB. An empty bucket has to hold that; this holds 1.2 MB.
 RATE: Final = {"producer_byte_rate": {"limit": BYTES_A_S, "enforcement": "deny"}}
 
 BURST_BYTES: Final = 50_000
@@ -50,7 +50,7 @@ BURST_RATE: Final = {"producer_byte_rate": {"limit": 20_000, "enforcement": "den
 
 
 class Pushing:
-    """A client whose producers send at a pace, and what became of their records."""
+    """A client whose producers send at a steady rate or in one burst, and the outcomes of their records."""
 
     def __init__(self, client: DrivenClient, topic: str) -> None:
         self._client = client
@@ -109,21 +109,21 @@ def push_by_a_crowd(pushing: Pushing) -> None:
 
 
 def push_too_much(pushing: Pushing) -> None:
-    """Twice what its quota lets through; who has no quota goes on."""
+    """Push at twice the rate of the quota; a producer without a quota goes on."""
     pushing.push("greedy", 2 * BYTES_A_S // RECORD_BYTES, RECORD_BYTES)
     pushing.push("modest", 5)
     pushing.until_all_is_sent("modest", "greedy")
 
 
 def push_at_once(pushing: Pushing) -> None:
-    """Requests that all wait in one connection: six times of what an empty bucket holds."""
+    """Send requests that all wait in one connection: six times as much as an empty bucket holds."""
     pushing.burst("greedy", CROWD, BURST_BYTES)
     pushing.until_all_is_sent("greedy")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a client does, how the entity of its quota goes on after its user, and that quota."""
+    """The actions of a client, its quota, and the rest of the quota's entity after the user."""
 
     run: Callable[[Pushing], None]
     quota: Mapping[str, Any]
@@ -143,12 +143,12 @@ CONSOLE: Final = ("console", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the broker has in the end.
+    """The state of the broker at the end.
 
     Attributes:
         pushed: how many records each producer handed over.
-        values: how often it has each record.
-        ids: the producers that it knows, with their epochs.
+        values: how often the broker has each record.
+        ids: the producer ids that the broker knows, with their epochs.
     """
 
     pushed: Mapping[str, int]
@@ -158,7 +158,7 @@ class Found:
 
 @pytest.fixture(scope="module")
 def outcomes(cluster, sasl, quotagate, tmp_path_factory) -> dict[tuple[str, str], Future[Found]]:
-    """How each case of each client went. Most of the time they wait, so they do it side by side."""
+    """The outcome of each case of each client. They run in parallel, because they mostly wait."""
     for command in drivers.CLIENTS.values():
         command()  # so that nothing is built while a case runs
     ways = [*WAYS, CONSOLE]
@@ -192,7 +192,7 @@ def outcome(client: str, case: str, user: str, cluster: Cluster, sasl: Proxy, fo
                 pushed = pushing.pushed
         return Found(pushed, values(consumer, topic), known(admin, topic))
     finally:
-        admin.delete_topics([topic])  # for the brokers' disks are small
+        admin.delete_topics([topic])  # because the brokers' disks are small
         admin.close()
         consumer.close()
 

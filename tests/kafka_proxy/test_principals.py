@@ -1,4 +1,4 @@
-"""Who a client is: learnt from SASL once the broker accepted it, never merged, never guessed."""
+"""The principal of a client: learnt from SASL once the broker accepted it, never merged, never guessed."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def test_mechanism_whose_name_cannot_be_learnt_is_refused(sasl):
 
 
 def test_broker_does_not_have_to_offer_it(plain, sasl):
-    """A client of a proxy without SASL is anonymous, and one of a proxy with SASL has to say who it is."""
+    """Clients of a proxy without SASL are anonymous; clients of a proxy with SASL have to authenticate."""
     with pytest.raises((KafkaError, KafkaTimeoutError)):
         KafkaConsumer(bootstrap_servers=sasl.bootstrap, **IMPATIENT).topics()

@@ -22,13 +22,13 @@ LIMIT = 3
 WINDOW_MS = 20_000
 """Longer than a proxy may hold a request."""
 USERS: Final = dict(zip(producing.CLIENTS, ("alice", "bob", "carol"), strict=True))
-"""Who each client is, so that each has a count of its own."""
+"""The user of each client, so that each has a count of its own."""
 SHARED: Final = "shared"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a fourth producer was asked to wait, and the ids with their epochs once it went through."""
+    """The throttle time of a fourth producer, and all ids with their epochs once it went through."""
 
     told_ms: float
     all: list[tuple[int, int]]
@@ -36,7 +36,7 @@ class Held:
 
 @pytest.fixture(scope="module")
 def outcomes(cluster, sasl, plain, other, quotagate, tmp_path_factory) -> dict[str, Future[Any]]:
-    """How each case went. They wait for their windows to end, so they do it side by side."""
+    """The outcome of each case. They run in parallel, because each waits for its window to end."""
     topics = {case: f"ids-{case}" for case in (*producing.CLIENTS, SHARED)}
     admin = KafkaAdminClient(**cluster.properties)
     admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1) for name in topics.values()])

@@ -22,8 +22,8 @@ from tests.service import eventually
 
 RECORD = b"x" * 5_000
 SETTLE_S = 15.0
-"""So long they send no more than the limit: what passes at once from an empty bucket would come again with
-each window, and the figure would go by where in a window the measurement begins."""
+"""The time in which producers first keep to the limit. Without it, the first burst into an unused bucket
+would recur in each window, and the result would depend on the beginning of the measurement."""
 MEASURE_S = 30.0
 LIMIT = 100_000
 """Bytes a second: twenty records."""
@@ -32,7 +32,7 @@ AHEAD = 16
 
 
 class Pusher:
-    """A producer that sends at a pace and then as fast as it is let, and counts what was acknowledged."""
+    """A producer that sends at a pace and then as fast as it is let, and counts the acknowledged bytes."""
 
     def __init__(self, bootstrap: str, client_id: str, topic: str, partition: int, pace: float) -> None:
         self._producer = KafkaProducer(
@@ -77,7 +77,7 @@ class Pusher:
         self._ended.set()
         self._room.release()
         self._thread.join()
-        # Its own `close` would wait for what is under way, fail, and do so again when it is collected.
+        # Its own `close` would wait for records under way, fail, and do so again when it is collected.
         self._producer._sender.force_close()
         with suppress(KafkaError):
             self._producer.close(timeout=1)
@@ -115,7 +115,7 @@ def test_two_proxies_hold_one_byte_rate_where_two_brokers_let_twice_as_much(
     past = [Pusher(cluster.bootstrap, "past-proxies", "pushed", partition, LIMIT) for partition in (0, 1)]
     with pushing(*through, *past):
         found = rate([*through, *past])
-        errors = [[*pusher.errors] for pusher in through]  # before they are closed with what is under way
+        errors = [[*pusher.errors] for pusher in through]  # before they are closed with records under way
     ours, kafkas = sum(found[:2]), sum(found[2:])
     say(f"a limit of {LIMIT:,} bytes/s: {ours:,.0f} through two proxies, {kafkas:,.0f} at two brokers")
     assert ours == pytest.approx(LIMIT, rel=0.1)

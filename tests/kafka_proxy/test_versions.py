@@ -17,7 +17,7 @@ from tests.kafka_proxy.proxy import Proxy
 pytestmark = pytest.mark.timeout(900)
 
 VERSIONS: Final = ("4.0.2", "4.4.0")
-"""All other tests have the one of `tests/kafka/pom.xml`, which is between them."""
+"""All other tests use the version in `tests/kafka/pom.xml`, which is between these."""
 USER: Final = "alice"
 
 

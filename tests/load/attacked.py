@@ -35,7 +35,7 @@ NOBODY: Final = ""
 
 @dataclass(frozen=True)
 class Attack:
-    """What the hostile caller sends, and over how many connections; see Load."""
+    """The requests of the hostile caller, and the number of its connections; see Load."""
 
     ask: str = ""
     batch: int = 0
@@ -60,7 +60,7 @@ class AttackResult:
     Attributes:
         calm_ms: without an attack.
         attacked_ms: during the attack.
-        bound_ms: what it may be during the attack.
+        bound_ms: the upper bound during the attack.
     """
 
     calm_ms: float
@@ -82,7 +82,7 @@ class Account:
         return cls(*map(int, Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()))
 
     def slower_by_ms(self, before: Account) -> float:
-        """Return by how much an ask may have been slower since then, for the processor that the node had."""
+        """Return how much slower an ask may have been since then, given the node's share of the processor."""
         ran_ns, waited_ns = self.ran_ns - before.ran_ns, self.waited_ns - before.waited_ns
         stretch = (ran_ns + waited_ns) / max(ran_ns, 1)
         return SLOWER_BY_MS * stretch + HAND_OVERS * waited_ns / 1e6 / max(self.turns - before.turns, 1)
@@ -116,7 +116,7 @@ class Site:
         keys: Sequence[str] = OTHERS,
         during: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> AttackResult:
-        """Check that the others are served as promised; the result is that of the first good round.
+        """Check that the others are served as promised; return the result of the first good round.
 
         Args:
             attack: the loads of the attack.

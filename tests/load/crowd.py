@@ -28,7 +28,7 @@ LOOKS_S: Final = 0.5
 
 
 def main(address: tuple[str, int], count: int, sources: Sequence[str], text: str) -> None:
-    """Do all of that."""
+    """Open the connections, and hold them until the input ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(count, hard - SPARE)
@@ -49,7 +49,7 @@ def main(address: tuple[str, int], count: int, sources: Sequence[str], text: str
 
 
 def look(selector: selectors.BaseSelector, wait_s: float) -> bool:
-    """Send what is to be sent, and forget connections that were closed; return whether anything happened."""
+    """Send outstanding bytes, and forget closed connections; return whether anything happened."""
     events = selector.select(wait_s)
     for key, event in events:
         one = key.fileobj
@@ -70,7 +70,7 @@ def look(selector: selectors.BaseSelector, wait_s: float) -> bool:
 def crowding(
     address: tuple[str, int], count: int, sources: Sequence[str], sends: bytes = b""
 ) -> Iterator[None]:
-    """Open so many connections, and hold those that are not closed by the other end."""
+    """Open so many connections, and hold them unless the other end closes them."""
     arguments = [json.dumps(each) for each in (address, count, sources, zlib.compress(sends).hex())]
     crowd = subprocess.Popen(
         [sys.executable, "-m", "tests.load.crowd", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -37,14 +37,14 @@ RETRY_AFTER_S: Final = range(1, 4)
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What to send, over how many connections, for how long.
+    """The requests to send, the number of connections, and the duration.
 
     Attributes:
         ask: JSON, in which ``$c`` becomes the number of the connection, ``$n`` a new number for each ask, and
             each ``$i`` a new number of its own.
         batch: how many asks one request carries; 0 sends each ask as a single decision.
-        path: what to GET instead of asking, with these ``headers``.
-        body: what to POST to the path, as it is.
+        path: the path to GET instead of asking, with these ``headers``.
+        body: the body to POST to the path, unchanged.
         chunk: how many bytes of the body one chunk has; 0 announces its length.
         refused: a status that is a good answer, too.
         pause_s: the pause between an answer and the next request.
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
         shed: answers that refuse because of overload, as API.md defines them: status 503, or 429 for a check.
-        odd: the first answers that are neither that nor a decision.
+        odd: the first answers that are neither shed nor good.
         lost: connections that the node ended.
         unanswered: requests without an answer at the end.
         waits_ms: the time until each good answer.

@@ -158,7 +158,7 @@ OF_PATHS: Final[Mapping[str, Mapping[str, Make]]] = {
 
 
 def of_example(example: Any) -> Iterator[tuple[str, Make]]:
-    """Yield bodies that are an example of a route, but for one value, which is a mebibyte large."""
+    """Yield copies of a route's example in which one value is a mebibyte large."""
     for steps, value in _values(example, ()):
         where = "/".join(map(str, steps)) or "all of it"
         for kind, large in _grown(value):

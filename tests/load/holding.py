@@ -1,4 +1,4 @@
-"""What a node promises under any load: answers come from the store, limits are exact, overload is admitted.
+"""The promises of a node under any load: answers come from the store, limits are exact, overload is admitted.
 
 Also runs a node with about a tenth of its processor time.
 """
@@ -69,7 +69,7 @@ def flood_and_check(node: Service, *, ask: str, connections: int, seconds: float
 
 
 def has_quotas_everywhere(node: Service) -> bool:
-    """Return whether every process has read the quotas that one of them wrote, by many new connections."""
+    """Return whether every process has read the quotas that one process wrote, by many new connections."""
     peek = {"principal": "limited", "usage": {"requests": 0}, "mode": "peek"}
     for _ in range(50):
         with httpx.Client(base_url=node.url, trust_env=False) as http:
@@ -81,7 +81,7 @@ def has_quotas_everywhere(node: Service) -> bool:
 def admitted(node: Service, outcome: Outcome, usage: Callable[[int], dict[str, object]]) -> int:
     """How many of more than a hundred asks were admitted.
 
-    On a crowded machine fewer were answered during the flood: as many are asked after it as are missing.
+    If a crowded machine answered fewer during the flood, the missing asks follow after it.
     """
     decisions = Counter(outcome.decisions)
     while decisions.total() <= HUNDRED:

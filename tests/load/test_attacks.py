@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from tests.load.attacked import ATTACKER, NOBODY, OTHERS, Attack, Site, asking, attacked
-from tests.proofs import record
+from tests.proofs import print_table
 
 QUICK_S: Final = 4.0
 LONG_S: Final = 30.0
@@ -54,7 +54,7 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
     yield lines
     if len(lines) == 2 * len(ATTACKS):
         columns = ("attack", "key", "others alone, ms", "during it, ms", "answers to it", "503")
-        record("hold", "Others during an attack", "make prove T=tests/load", columns, lines)
+        print_table("Others during an attack", "make prove T=tests/load", columns, lines)
 
 
 @pytest.mark.prove

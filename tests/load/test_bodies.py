@@ -91,7 +91,7 @@ def test_larger_bodies_without_their_last_byte_take_little_memory(site: Site, na
 
 
 def check_withheld(site: Site, name: str, size: int) -> None:
-    """Open nine thousand connections from five addresses, each of which sends a body but for its last byte.
+    """Open nine thousand connections from five addresses; each sends a body without its last byte.
 
     Args:
         size: of a body, in bytes; all bodies are much more than the memory that they may take.

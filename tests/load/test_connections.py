@@ -23,18 +23,19 @@ from app.envoy.http2 import PREFACE
 from app.envoy.protos.health_pb2 import HealthCheckRequest
 from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
 from app.envoy.server import HEALTH, METHOD
-from app.http.connections import Port, usual_bounds
+from app.http.server.connections import Port, usual_bounds
 from app.node.open_files import RESERVE
 from tests.addresses import in_own_64
 from tests.authority import Authority
 from tests.envoy import raw
-from tests.envoy.calls import free_port, request
+from tests.envoy.calls import request
 from tests.few_files import OPEN_FILES
 from tests.load.attacked import ATTACKER, OTHERS, Account, Site, attacked
 from tests.load.crowd import crowding
 from tests.load.holding import counted
 from tests.load.network import network
 from tests.load.test_silent import MIB, resident
+from tests.ports import free_port
 from tests.report import say
 from tests.service import Service, eventually
 
@@ -44,7 +45,7 @@ OTHER_FILES: Final = 64
 """Connections of the test itself, and files that the node opens for a moment."""
 CROWDS: Final = 5
 ASKS: Final = 50
-"""How often the caller asks whose waits are compared."""
+"""The number of asks of the caller whose waits are compared."""
 STAYER: Final = "127.0.0.50"
 NEWCOMERS: Final = [f"127.0.2.{n}" for n in range(1, 6)]
 SPENT: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": 1, "enforcement": "deny"}

@@ -14,7 +14,7 @@ import redis
 from tests import stores
 from tests.load.generator import Load, loading
 from tests.load.holding import AMPLE, COLD, HOT, HOT_IDS, SECRET, flood_and_check, processor_s, starved
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.report import say
 from tests.service import eventually, running
 
@@ -52,7 +52,7 @@ def rows() -> Iterator[list[tuple[object, ...]]]:
     lines: list[tuple[object, ...]] = []
     yield lines
     if len(lines) == len(FLOODS) * len(PLACES):
-        record("hold", "Floods", "make prove T=tests/load", COLUMNS, lines)
+        print_table("Floods", "make prove T=tests/load", COLUMNS, lines)
 
 
 @pytest.mark.parametrize("flood", FLOODS)

@@ -1,4 +1,4 @@
-"""A node sheds what it cannot answer in time, says so, and charges nothing for it."""
+"""A node sheds requests that it cannot answer in time, says so, and charges nothing for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that do not read, that stay idle, or that ask once: what they cost other callers, and in memory."""
+"""Clients that do not read, that stay idle, or that ask once: their cost to other callers, and in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from app.http.acceptor import RECEIVE_BUFFER
+from app.http.server.acceptor import RECEIVE_BUFFER
 from tests.few_files import OPEN_FILES
 from tests.load.attacked import ATTACKER, attacked
 from tests.report import say

@@ -14,7 +14,7 @@ from hyperframe.frame import PingFrame, RstStreamFrame
 
 from app.envoy.call import MAX_BODY
 from app.envoy.http2 import MAX_FRAME, MAX_HEADER_LIST
-from app.http.check_schema import METHODS
+from app.http.openapi.check import METHODS
 from tests.envoy.calls import serving
 from tests.envoy.raw import HEADERS, Peer, data, peer, undefined_settings
 from tests.load.heavy_bodies import ANYWHERE, OF_PATHS, Make, of_example
@@ -23,7 +23,7 @@ from tests.service import Service
 from tests.slowness import slowness
 
 STEP_MS: Final = 10.0
-"""On a processor whose ``slowness`` is 1; a slower or shared one has longer."""
+"""On a processor whose ``slowness`` is 1; a slower or shared processor may take longer."""
 TRIES: Final = 20
 """A shared processor takes up to three times as long at times: the bound must hold in one of these tries."""
 DOCUMENT: Final = json.loads((Path(__file__).parents[2] / "openapi" / "openapi.json").read_text("utf-8"))
@@ -47,9 +47,9 @@ class TimedNode:
         self._steps = steps
 
     def longest(self, send: Callable[[], str]) -> tuple[float, str]:
-        """Send something; return the time in ms of the longest step meanwhile, and what was answered.
+        """Send something; return the time in ms of the longest step meanwhile, and the answer.
 
-        The time is that of the processor that ``STEP_MS`` is for.
+        The time is scaled to the processor that ``STEP_MS`` is for.
         """
         before = self._steps.stat().st_size
         answer = send()
@@ -61,7 +61,7 @@ class TimedNode:
         return took_ms / slowness(), f"{took_ms:.1f} ms {answer} {step}"
 
     def request(self, method: str, path: str, body: bytes) -> str:
-        """Send a body; return what was answered."""
+        """Send a body; return the answer."""
         headers = {"Content-Type": "application/json"}
         answer = self.node.http.request(method, path, content=body, headers=headers)
         return f"{method} {path} {answer.status_code} {answer.text[:100]}"
@@ -85,7 +85,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TimedNode]:
 
 
 def shortest(send: Callable[[int], str], timed: TimedNode) -> tuple[float, str]:
-    """The longest step of the best try, and what was answered; ``send`` gets the number of the try."""
+    """The longest step of the best try, and the answer; ``send`` gets the number of the try."""
     took = [timed.longest(lambda: send(0))]
     while took[-1][0] > STEP_MS and len(took) < TRIES:
         took.append(timed.longest(partial(send, len(took))))
@@ -163,7 +163,7 @@ PIECES: Final[dict[str, bytes]] = {
     % (HOST, b"10.0.0.1," * 7_000),
     "a long target": b"GET /%b HTTP/1.1\r\n%b\r\n" % (b"%41" * 20_000, HOST),
 }
-"""What a connection may send besides large bodies."""
+"""Other data that a connection may send, besides large bodies."""
 
 
 @pytest.mark.parametrize("name", PIECES)

@@ -69,7 +69,7 @@ class Segment:
 
 
 def read(packed: bytes, now_ms: int, ttl_ms: int) -> list[Segment]:
-    """The live segments of a key, as ``lua/producer_ids.lua`` draws it."""
+    """The live segments of a key, in the layout that ``lua/producer_ids.lua`` shows."""
     number, *starts = HEAD.unpack_from(packed)[2:7]
     entries = HEAD.unpack_from(packed)[10]
     live = [n for n in range(max(number - LAYERS + 1, 1), number + 1) if now_ms - starts[n % LAYERS] < ttl_ms]
@@ -89,7 +89,7 @@ def read(packed: bytes, now_ms: int, ttl_ms: int) -> list[Segment]:
 
 
 def _mask(raw: npt.NDArray[np.uint8], live: list[int]) -> npt.NDArray[np.uint8]:
-    """For each block the slots that still mean a live layer: of the four up to the one that wrote it last."""
+    """For each block, the slots of live layers, which are among the four up to the block's last writer."""
     written = raw[:, :4].copy().view("<u4").astype(np.int64)
     mask = np.zeros_like(written, np.uint8)
     for number in live:
@@ -117,9 +117,9 @@ class Principal:
         return (await self.store.decide([Plan(mode, (charge,), at_ms=self.now_ms)]))[0]
 
     def charge(self, quota: Quota, ids: int, spreads: bytes) -> Charge:
-        """What an ask for so many ids charges of the bucket, under a quota."""
-        its = compiled(quota, self.applied.entity, 0)
-        return Charge(its, self.applied.owner, self.applied.bucket, self.key, ids, spreads)
+        """The charge of an ask for this many ids to the bucket, under a quota."""
+        compiled_quota = compiled(quota, self.applied.entity, 0)
+        return Charge(compiled_quota, self.applied.owner, self.applied.bucket, self.key, ids, spreads)
 
     async def fill(self, layers: list[Spreads]) -> None:
         """Record each layer's ids in a layer of their own, one after the other."""

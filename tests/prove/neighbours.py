@@ -1,4 +1,4 @@
-"""The programs of the version before, from git, to run next to those of this version."""
+"""The programs of the previous version, from git, to run next to this version's."""
 
 from __future__ import annotations
 

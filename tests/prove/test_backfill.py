@@ -1,4 +1,4 @@
-"""The job `backfill` over ten million decisions: its time, its memory, and what twice the data costs."""
+"""The job `backfill` over ten million decisions: its time, its memory, and the cost of twice the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE: Final = 500.0
 MOST_TIMES: Final = 2.2
 HEAP: Final = "2g"
 MOST_RESIDENT_MB: Final = 3_500
-"""The heap, and what a Java process needs besides it."""
+"""The heap, and the other memory of a Java process."""
 
 
 class Measured(NamedTuple):
@@ -40,10 +40,9 @@ class Measured(NamedTuple):
 def test_twice_the_decisions_take_twice_the_time(tmp_path: Path):
     logs = {events: made(tmp_path, events) for events in (EVENTS // 2, EVENTS)}
     with spark_session("backfill", memory=HEAP) as spark:
-        run(spark, logs[EVENTS // 2], tmp_path / "warm")  # a Java that has compiled nothing yet is slow
+        run(spark, logs[EVENTS // 2], tmp_path / "warm")  # warm up: the JIT has compiled nothing yet
         half, whole = (measured(spark, events, log, tmp_path) for events, log in logs.items())
-    proofs.record(
-        "backfill",
+    proofs.print_table(
         f"`quotagate spark backfill` over {EVENTS:,} decisions",
         "make prove T=tests/prove/test_backfill.py",
         ["decisions", "seconds", "seconds a million", "assertions", "Java's memory at most, MB"],

@@ -14,7 +14,7 @@ from app.domain.digest import digest, spread
 from app.domain.shape import CELLS, FALSE_SEEN, SHARES, Shape, first_segment, next_segment
 from app.store.port import Plan
 from tests.false_seen import false_seen
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.prove.filters import Principal, Segment, Spreads, chunks, strangers
 from tests.stores import running
 
@@ -31,7 +31,7 @@ GROWTHS: dict[tuple[str, int, int], list[object]] = {}
 
 
 def sizes_of(segments: int) -> list[int]:
-    """How many ids a layer of each of the first segments holds."""
+    """The ids of one layer in each of the first segments."""
     sizes = [first_segment(LIMIT, CAP)]
     while len(sizes) < segments:
         sizes.append(next_segment(sizes[-1], LIMIT, CAP))
@@ -39,7 +39,7 @@ def sizes_of(segments: int) -> list[int]:
 
 
 def ids_of(layers: str, segments: int) -> list[Spreads]:
-    """The ids of four layers that fill this many segments: first all, in later layers the newest ones."""
+    """The ids of four layers: the first fills this many segments, the others fill the newest segment."""
     sizes = sizes_of(segments)
     begun = strangers(sum(sizes), seed=1)
     newest = begun[-sizes[-1] :]
@@ -86,7 +86,7 @@ async def test_strangers_are_seen_as_often_as_the_fill_says(layers: str, segment
         "expected",
         "standard errors",
     )
-    record("filters", "Ten million strangers", COMMAND, columns, list(FILLS.values()))
+    print_table("Ten million strangers", COMMAND, columns, list(FILLS.values()))
 
 
 def _seen(segments: list[Segment], spreads: Spreads) -> npt.NDArray[np.bool_]:
@@ -136,7 +136,7 @@ async def test_the_mean_over_secrets_is_the_formulas(limit: int, layers: str):
     numbers = (f"{x:.2e}" for x in (mean, error, exact, formula, np.median(chances), max(chances)))
     SECRETS[limit, layers] = [f"{limit:,}", layers, *numbers]
     columns = ("limit", "layers", "mean", "its standard error", "exact", "formula", "median", "largest")
-    record("filters", "Two hundred secrets", COMMAND, columns, list(SECRETS.values()))
+    print_table("Two hundred secrets", COMMAND, columns, list(SECRETS.values()))
 
 
 def _keyed(secret: int, ids: range) -> Spreads:
@@ -167,7 +167,7 @@ def exactly(shape: Shape) -> float:
 
 
 def test_the_exact_mean_stays_within_each_share():
-    """The formula is a little low, by less than a twentieth, and half of the whole chance is spare."""
+    """The formula is too low by less than a twentieth, and half of the allowed probability is spare."""
     for share, (hashes, load) in enumerate(SHARES, start=1):
         shape = Shape(int(load * 64), share, hashes, 64)
         assert exactly(shape) <= 1.05 * FALSE_SEEN * 2.0**-share / 4, share
@@ -209,7 +209,7 @@ async def test_no_call_takes_long_while_a_filter_grows_to_the_cap(kind: str, lim
         "longest of any run",
         "after ids",
     )
-    record("filters", "Growth to a million ids", COMMAND, columns, list(GROWTHS.values()))
+    print_table("Growth to a million ids", COMMAND, columns, list(GROWTHS.values()))
 
 
 async def _growth(kind: str, limit: int, ids: int) -> npt.NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """Cosmic Ray changes the domain and the admission in hundreds of places: do the tests notice?
 
-A seeded sample of mutants meets the unit tests of its module, what survives them those of its package, and
-what survives these the wider tests. docs/proofs/mutation.md has the score, with every survivor. Faults in the
-Lua scripts are planted by hand: `FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
+A seeded sample of mutants meets the unit tests of its module. Survivors meet the unit tests of their package,
+and those that survive again meet the wider tests. docs/proofs/mutation.md has the score. Faults in the Lua
+scripts are planted by hand: `FAULTS` in tests/contract/test_machine.py and tests/contract/test_load.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Final
 
 import pytest
 
-from tests.proofs import record
+from tests.proofs import print_table
 from tests.report import say
 
 ROOT: Final = Path(__file__).parents[2]
@@ -34,12 +34,12 @@ SEED: Final = int(os.environ.get("MUTATION_SEED", "936"))
 MUTANTS: Final = int(os.environ.get("MUTANTS", "300"))
 """The size of the sample, divided between the packages by their numbers of mutants."""
 NOTICED_AT_LEAST: Final = 0.9
-"""Of 300 mutants 25 changed nothing that can be seen (docs/proofs/mutation.md): about 0.92 is the most."""
+"""Of 300 mutants 25 were equivalent to the original (docs/proofs/mutation.md): about 0.92 is the most."""
 UNCHANGED_WITHIN_S: Final = 1_800.0
-"""How long the tests may take without a mutant."""
+"""The timeout of the tests without a mutant."""
 TIMES_LONGER: Final = 8.0
 LEAST_WITHIN_S: Final = 20.0
-"""The tests of a mutant may take this many times longer than without it: an endless loop is noticed, too."""
+"""The least timeout of the tests of a mutant; else it is `TIMES_LONGER` times their usual time."""
 CONFIGURATION: Final = "mutation.toml"
 SESSION: Final = "session.sqlite"
 """All mutants of a package, without results."""
@@ -72,7 +72,7 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(6 * 3600)]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mutant: the place that was changed, how, and the resulting line."""
+    """A mutant: the place of the change, its operator, and the resulting line."""
 
     job: str
     place: str
@@ -93,7 +93,7 @@ class Session:
             "SELECT job_id, operator_name FROM mutation_specs"
             " ORDER BY module_path, operator_name, operator_args, occurrence"
         )
-        # in the order of their places: the ids are drawn anew for each session, so they make no seeded sample
+        # in the order of their places: their ids are random in each session, so they give no seeded sample
         self._jobs = [job for job, operator in mutants if not UNLIKELY.match(operator)]
 
     def __len__(self) -> int:
@@ -104,8 +104,8 @@ class Session:
         chosen = set(random.Random(SEED).sample(self._jobs, sample))
         left: list[str] = []
         modules = self._query("SELECT module_path, job_id FROM mutation_specs ORDER BY 1")
-        for module, its in groupby(modules, itemgetter(0)):
-            jobs = [job for _, job in its if job in chosen]
+        for module, rows in groupby(modules, itemgetter(0)):
+            jobs = [job for _, job in rows if job in chosen]
             path = Path(module)
             own = Path("tests/unit", *path.parts[1:-1], f"test_{path.stem}.py").as_posix()
             if (self._folder / own).exists():
@@ -176,7 +176,7 @@ def copy_repository(folder: Path) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Let programs that a test starts import the copy, too."""
+    """The environment in which programs that a test starts import the copy, too."""
     return {
         **os.environ,
         "PYTHONPATH": str(folder),
@@ -185,7 +185,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def added(diff: str) -> str:
-    """The line that a mutant has instead of the original one."""
+    """The changed line of a mutant."""
     lines = [line[1:].strip() for line in diff.splitlines() if line.startswith("+") and line[1:2] != "+"]
     return " ".join(lines).replace("|", "\\|")
 
@@ -215,10 +215,10 @@ def test_tests_notice_nearly_all_mutants(tmp_path: Path):
     ]
     command = f"MUTATION_SEED={SEED} MUTANTS={MUTANTS} make prove T=tests/prove/test_mutation.py"
     columns = ("package", "mutants", "sampled", "survive its unit tests", "survive wider tests", "noticed")
-    record("mutation", "Score", command, columns, rows)
+    print_table("Score", command, columns, rows)
     left = [each for _, wider in came.values() for each in wider]
     survivors = [(f"`{each.place}`", each.operator, f"`{each.line}`") for each in left]
-    record("mutation", "Survivors of the last run", command, ("place", "operator", "line"), survivors)
+    print_table("Survivors of the last run", command, ("place", "operator", "line"), survivors)
     say(f"{sum(samples.values()) - len(left)} of {sum(samples.values())} mutants noticed")
     assert len(left) <= (1 - NOTICED_AT_LEAST) * sum(samples.values())
 

@@ -34,7 +34,7 @@ WITHIN_S: Final = 240.0
 
 
 class Version:
-    """A node and its workers of one version, which restart at their place.
+    """A node and its workers of one version; the node restarts at the same address.
 
     Args:
         environment: the variables of both programs.
@@ -74,7 +74,7 @@ class Version:
 
     @contextmanager
     def asking(self) -> Iterator[Callable[[], int]]:
-        """A caller; it waits while the node is restarted, as the version before does not drain."""
+        """A caller that pauses while the node restarts, because the previous version does not drain."""
         gate = self._gates[next(self._next)]
         ask = {"principal": "alice", "usage": {"requests": 1}}
 
@@ -84,7 +84,7 @@ class Version:
             assert answer.status_code != 200 or answer.json()["source"] == "store", answer.text
             return answer.status_code
 
-        # A connection for each ask: one that was kept would end with its node.
+        # A connection for each ask: a persistent one would end with its node.
         limits = httpx.Limits(max_keepalive_connections=0)
         with httpx.Client(timeout=60, trust_env=False, limits=limits) as http:
             yield one
@@ -99,7 +99,7 @@ class Version:
             self._workers = self._start_workers()
 
     def is_old(self) -> bool:
-        """Whether it lacks a metric that came with this version."""
+        """Whether the node lacks a metric that is new in this version."""
         return "quotagate_draining" not in self.node.http.get("/metrics").text
 
 
@@ -162,7 +162,7 @@ def same_statuses(answers: Answers) -> int:
 
 
 def rows(folder: Path) -> int:
-    """The decisions that charged alice, by the log."""
+    """The number of decisions that charged alice, according to the log."""
     table = read(folder)
     wanted = {"kind": "decision", "principal": "alice", "mode": "admit", "decision": "admit"}
     for column, value in wanted.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,13 +12,13 @@ from typing import Final, NamedTuple
 
 import pyspark
 
+from tests.ports import HOST, free_port
 from tests.programs import end
 from tests.service import eventually
 from tests.spark.java import NO_CODE, QUICK_START
 from workers.spark.session import _choose_java, _restored_environment
 
 HOME: Final = Path(pyspark.__file__).parent
-HOST: Final = "127.0.0.1"
 DEFAULTS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.executor.memory": "700m",
@@ -99,9 +98,3 @@ def bare_python(folder: Path) -> Path:
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     return python
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind((HOST, 0))
-        return int(listening.getsockname()[1])

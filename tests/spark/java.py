@@ -40,14 +40,14 @@ def quick_start() -> str:
     """Java's options for a job of a test; with the archive of `make test-all`, it starts in less time."""
     if not JOBS.is_file():
         return QUICK_START
-    # Java says nothing, as a job's output is compared: an archive of another Java or Spark is left alone.
+    # Java logs nothing, as a job's output is compared. An archive of another Java or Spark is ignored.
     return f"{QUICK_START} -XX:SharedArchiveFile={BASE}:{JOBS} -Xlog:disable"
 
 
 def make_archives() -> None:
-    """Dump what Java itself loads, then what an audit of few decisions loads.
+    """Dump the classes that Java itself loads, then those that an audit of few decisions loads.
 
-    The Java of the extra `spark` has no archive, and that of jobs needs one to build on.
+    The Java of the extra `spark` has no archive, and the archive for jobs builds on one.
     """
     if "JAVA_HOME" in os.environ:
         print("no archive of classes: JAVA_HOME names another Java")

@@ -111,7 +111,7 @@ def asks(seed: int, principals: Sequence[str]) -> Iterator[Ask]:
 
 @dataclass
 class OracleLog:
-    """A log of what an oracle decides.
+    """A log of the decisions of an oracle.
 
     Attributes:
         order: the order of the next ask; a call has several asks.
@@ -142,7 +142,7 @@ class OracleLog:
         return decision
 
     def charge_in_vain(self, ask: Ask) -> Callable[[], None]:
-        """Charge an ask that another slot of a cluster refuses; gives what takes the charges back."""
+        """Charge an ask that another slot of a cluster refuses; return a function that undoes the charges."""
         applied = applied_quotas(ask, self.quotas, MatchingRules())
         decision = self.oracle.decide(ask, self.quotas, MatchingRules(), self.now_ms)
         assert decision.charged

@@ -59,7 +59,7 @@ class Traffic(OracleLog):
 
     def set_quotas(self) -> None:
         """Log every quota as a change."""
-        entities = {entity for its in self.quotas.values() for entity in its}
+        entities = {entity for by_entity in self.quotas.values() for entity in by_entity}
         for entity in sorted(entities, key=str):
             self.log_change(entity, None)
 
@@ -76,7 +76,7 @@ class Traffic(OracleLog):
         self.changes.append(self._empty() | {"kind": "quota", "change": change})
 
     def run_as(self, name: str) -> Rows:
-        """The rows of some traffic: asks of every kind, and what happens when the store is held."""
+        """The rows of one name: asks of every kind, fallbacks, a drill, a repeated answer and a reset."""
         began = len(self.rows)
         people = [f"{name}-a", f"{name}-b"]
         source = asks(hash_of(name), people)
@@ -155,7 +155,11 @@ class Traffic(OracleLog):
         self.oracle.buckets = {key: each for key, each in self.oracle.buckets.items() if key[1] != bucket}
 
     def _of(self, entity: Entity) -> dict[str, Any]:
-        return {key: {"limit": its[entity].limit} for key, its in self.quotas.items() if entity in its}
+        return {
+            key: {"limit": by_entity[entity].limit}
+            for key, by_entity in self.quotas.items()
+            if entity in by_entity
+        }
 
 
 def traffic(names: Sequence[str]) -> tuple[Traffic, dict[str, Rows]]:
@@ -201,10 +205,10 @@ class Kind(NamedTuple):
     """One kind of tampering.
 
     Attributes:
-        does: what is done to the rows; gives those that are left.
+        does: changes the rows, and returns the rows that are left.
         named: the finding that the audit must report.
-        by_spark: only the job can find it, as that takes the whole log.
-        of: whose rows are changed, if not those of the traffic itself.
+        by_spark: only the job can find it, as the whole log is needed.
+        of: the name whose rows are changed; by default the traffic's own.
     """
 
     name: str
@@ -296,14 +300,14 @@ def shift(rows: Rows) -> Rows:
 
 
 def last_batch_of(rows: Rows) -> str:
-    """The last batch of the node that was not the last to write: other nodes name it."""
+    """The last batch of a node that was not the last to write: other nodes name it."""
     node = next(row["node"] for row in reversed(rows) if row["node"] != rows[-1]["node"])
     found: str = max(row["batch"] for row in rows if row["node"] == node)
     return found
 
 
 def forget_ids(rows: Rows) -> Rows:
-    """Log charged ids as seen, and adjust what the bucket shows."""
+    """Log charged ids as seen, and adjust the numbers of the bucket."""
     row = first(
         rows, lambda row: len((verdict(row, "producer_ids_rate") or {}).get("charged_ids") or ()) >= 5
     )

@@ -1,4 +1,4 @@
-"""The whole audit: it agrees with what the oracle decided, and finds and names what was done wrong."""
+"""The whole audit: it agrees with the oracle's decisions, and finds and names each planted fault."""
 
 from __future__ import annotations
 

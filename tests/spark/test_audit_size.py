@@ -90,8 +90,7 @@ def test_many_decisions(tmp_path: Path):
             assert total[count] == sum(each[count] for each in theirs), count
         assert total["judged"] == total["verdicts"]
         rows.append((decisions, total["judged"], took_s))
-    proofs.record(
-        "audit",
+    proofs.print_table(
         "Many decisions",
         f"DECISIONS={MANY} make prove T=tests/spark/test_audit_size.py",
         ("decisions", "verdicts judged", "seconds", "seconds a million"),

@@ -1,4 +1,4 @@
-"""The job `backfill`: its assertions are what the oracle holds, and restore a lost store."""
+"""The job `backfill`: its assertions equal the oracle's buckets, and restore a lost store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign history: how its rows are read, and what is refused with the names of file and field."""
+"""A foreign history: how its rows are read, and the refusals, which name file and field."""
 
 from __future__ import annotations
 

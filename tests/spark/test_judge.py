@@ -563,7 +563,7 @@ def _ids_verdicts(log: OracleLog):
     ]
 
 
-# What a node answered from what it knew
+# Answers of a node from known ids
 
 
 def know(log: OracleLog, *ids: int, after_ms: int = 1, **changed: Any) -> None:

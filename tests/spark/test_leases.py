@@ -82,7 +82,7 @@ class Traffic:
 
 @contextmanager
 def store(stream: str, *, clustered: bool) -> Iterator[tuple[str, Any]]:
-    """A store, on a cluster of three primaries or on one: its URL, and a client of what has the stream."""
+    """A store of one primary or of a cluster: its URL, and a client of the primary with the stream."""
     if not clustered:
         with stores.running("valkey") as url, redis.Redis.from_url(url) as client:
             yield url, client

@@ -1,4 +1,4 @@
-"""What is missing from a log, and limits that were not in force."""
+"""Missing parts of a log, and limits that were not in force."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def look(rows: Rows) -> dict[str, Any]:
     batches: dict[str, Rows] = {}
     for row in each_once.values():
         batches.setdefault(row["batch"], []).append(row)
-    for name, its in batches.items():
-        wrong = fault_of(summary_of(name, its))
+    for name, batch in batches.items():
+        wrong = fault_of(summary_of(name, batch))
         found |= {findings.GAPS: wrong} if wrong.missing else {}
         found |= {findings.ADDED: wrong} if wrong.added else {}
     table = pa.Table.from_pylist(list(each_once.values()), schema=SCHEMA)
@@ -59,17 +59,17 @@ def look(rows: Rows) -> dict[str, Any]:
     return found | of_buckets(list(each_once.values()))
 
 
-def summary_of(name: str, its: Rows) -> BatchSummary:
-    says = [row["batch_rows"] for row in its]
-    beyond = sum(row["place"] >= row["batch_rows"] for row in its)
-    places = [row["place"] for row in its]
+def summary_of(name: str, batch: Rows) -> BatchSummary:
+    says = [row["batch_rows"] for row in batch]
+    beyond = sum(row["place"] >= row["batch_rows"] for row in batch)
+    places = [row["place"] for row in batch]
     return BatchSummary(
-        name, len(places), beyond, max(places), min(says), max(says), min(row["at_ms"] for row in its)
+        name, len(places), beyond, max(places), min(says), max(says), min(row["at_ms"] for row in batch)
     )
 
 
 def of_buckets(rows: Rows) -> dict[str, Any]:
-    """The findings of the judges of the buckets, except what asks without the store may have caused."""
+    """The findings of the judges of the buckets, except those that asks without the store may have caused."""
     resets: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row["kind"] == "reset":

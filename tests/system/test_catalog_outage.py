@@ -120,7 +120,7 @@ async def changed(by: httpx.AsyncClient, seen_by: httpx.AsyncClient, limit: int)
     assert answer.is_success, answer.text
     ask = {"principal": "moved", "usage": {"requests": 0}, "mode": "peek", "detail": True}
     for polls in range(1, AT_MOST + 1):
-        await asyncio.sleep(POLL_S)  # what is counted
+        await asyncio.sleep(POLL_S)  # the polls that are counted
         decision = (await seen_by.post("/v1/decisions", json=ask)).json()
         if limit in [quota["limit"] for quota in decision["quotas"] if quota["quota"] == "request_rate"]:
             return polls

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.run.commands import quotas_file
+from app.run.commands.quotas import catalog_file
 from tests.authority import Authority
 from tests.commands import Command, Ran, ask, quotagate
 from tests.service import ADMIN_KEY, Service, eventually, running
@@ -146,7 +146,8 @@ def test_buckets_are_shown_and_reset(ask: Command):
     ask("quotas", "set", "user=*", "producer_ids_rate=2")
     asking = ("decide", "--principal", "carol", "--producer-id", "1", "--producer-id", "2")
     assert rows(ask(*asking))[0] == ["decision", "admit"]
-    assert ask("decide", "--principal", "carol", "--producer-id", "3").code == 1
+    refused = ask("decide", "--principal", "carol", "--producer-id", "3")
+    assert (refused.code, refused.out.splitlines()[1].split("  ")[-1].strip()) == (1, "1 h")
     shown = rows(ask("buckets", "show", "user=carol"))
     assert shown[0][:3] == ["QUOTA", "OBSERVED", "REMAINING"]
     assert shown[1][:3] == ["producer_ids_rate", "2", "0"]
@@ -326,7 +327,7 @@ def test_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp_p
     node.put("user=old", request_rate=1)
     new = {f"user={number:05}": {"request_rate": {"limit": 1}} for number in range(MANY)}
     file = tmp_path / "quotas.yaml"
-    file.write_text("".join(quotas_file.write(list(new.items()), "1")))
+    file.write_text("".join(catalog_file.write(list(new.items()), "1")))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "app.run.cli", "quotas", "apply", "-f", str(file), "--yes"]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

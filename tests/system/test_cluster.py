@@ -21,7 +21,7 @@ CALLERS: Final = 25
 USERS, IPS = 40, 15
 USER_LIMIT, IP_LIMIT = 40, 120
 ANSWERS: Final = 200
-"""How many there are before a node is killed, and after."""
+"""The number of answers before a node is killed, and after."""
 
 
 def without_refill(burst: int) -> dict[str, Any]:
@@ -129,14 +129,15 @@ class Callers:
 
 
 def test_node_killed_midway_leaves_at_most_what_it_had_not_answered() -> None:
-    """Nothing is beyond a limit; what is in the buckets and in no answer is one usage of such an ask."""
+    """No bucket exceeds its limit; beyond the answered asks it holds at most the usage of unanswered ones."""
     with (
         clusters.running(replicas=False) as own,
         running(store_url=own.url) as one,
         running(store_url=own.url, database_url=one.database_url) as other,
     ):
         put_quotas(one)
-        eventually(lambda: other.ask(principal="probe", usage={"requests": 1})["applied"] == 1)
+        probe = {"principal": "probe", "ip": "10.1.0.1", "usage": {"requests": 1}}
+        eventually(lambda: other.ask(**probe)["applied"] == 2)
         callers = Callers()
         asyncio.run(_kill_midway(one, other, callers))
         orphans = 0

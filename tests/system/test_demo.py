@@ -1,4 +1,4 @@
-"""`make demo` as a newcomer runs it: what it prints is true, and it leaves nothing behind."""
+"""`make demo` as a newcomer runs it: its output is true, and it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ASK = {"principal": "alice", "usage": {"requests": 1}}
 ALTERNATELY = 300
 AT_MOST_TIMES = 10
 FOR_EACH_PAGE = 5
-"""How many decisions, one after the other, must fit into the time of each page of metrics that is made."""
+"""The number of decisions, one after the other, that must fit into the time of one page of metrics."""
 SMALL = {"QUOTAGATE_MAX_CONNECTIONS": "40", "QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": "10"}
 
 

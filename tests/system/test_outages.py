@@ -1,4 +1,4 @@
-"""A store that fails in every possible way, under fifty callers: the answers they get, and what it costs."""
+"""A store that fails in every possible way, under fifty callers: their answers, and the cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BETWEEN_S: Final = 0.005
 """The pause between two asks of a caller."""
 BACK_WITHIN_S: Final = 1.0
 WAYS_TO_BE_HELD_UP: Final = 4
-"""A look at the store and an ask, each there and back: each may be as late as a route without a store."""
+"""A probe of the store and an ask, there and back: each way may be as late as a route without a store."""
 LOADED: Final = 3_000
 """How many keys the store that loads slowly has."""
 
@@ -259,7 +259,7 @@ ON_THE_WAY: Final = {"budget", "timeout", "connection"}
 """Reasons that may occur besides: waiting for a reply, or for a connection."""
 
 BOTH: Final = (killed, read_only, loading, busy, no_password)
-"""The failures that depend on what the server says are tried with both servers."""
+"""The failures that depend on the server's replies; they are tried with both servers."""
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ async def test_answers_follow_policy_during_an_outage(kind, way, tmp_path):
         assert met.keys() <= {WAYS[way]} | ON_THE_WAY
         assert met.total() == fallbacks.total()
         assert back_s < BACK_WITHIN_S + WAYS_TO_BE_HELD_UP * max(callers.health_s)
-        # No storm: the circuit connects, and at most once more each the factor, the log and its status.
+        # No storm: the circuit connects; the factor, the log and its status connect at most once more each.
         assert connections <= lasted_s / PAUSES_S[-1] + 6
         assert (met - before).keys() <= {"budget"}  # the machine stalled, not the store
         assert node.process.poll() is None
@@ -336,8 +336,8 @@ def check(answers: list[Answer]) -> Counter[str]:
         if client == "free":
             assert (body["source"], body["decision"]) == ("local", "admit")
         elif body["source"] == "store":
-            its = {"none": {"reject"}, "few": {"admit", "throttle"}}.get(client, {"admit"})
-            assert body["decision"] in its
+            outcomes = {"none": {"reject"}, "few": {"admit", "throttle"}}.get(client, {"admit"})
+            assert body["decision"] in outcomes
         else:
             fallbacks[client] += 1
             assert body["source"] == "fallback"

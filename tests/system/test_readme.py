@@ -1,4 +1,4 @@
-"""Runs the README's commands unchanged with what `make run` starts, and compares their output with it."""
+"""Runs the README's commands unchanged against the service of `make run`, and compares their output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from tests.ports import free_port
 from tests.spark.java import quick_jobs
 from tests.system.test_up import Running
 from tests.tools import need
@@ -48,9 +49,9 @@ def steps(text: str) -> list[Step]:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Running]:
-    """What `make run` starts, in a folder like the repository's; on another port if 8080 is taken."""
+    """The service of `make run`, in a folder like the repository's; on another port if 8080 is taken."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    running = Running(tmp_path / ".quotagate", PORT if is_free(PORT) else a_free_port())
+    running = Running(tmp_path / ".quotagate", PORT if is_free(PORT) else free_port())
     try:
         yield running.ready()
         assert running.end() == 0
@@ -102,10 +103,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def a_free_port() -> int:
-    with socket.socket() as mine:
-        mine.bind(("127.0.0.1", 0))
-        number: int = mine.getsockname()[1]
-    return number

@@ -18,7 +18,8 @@ import pytest
 from app.catalog import schema
 from tests import stores
 from tests.gateways.rolling import KEPT, asked_by
-from tests.system.test_up import Running, a_free_port, alive, eventually
+from tests.ports import free_port
+from tests.system.test_up import Running, alive, eventually
 
 REPLACED = "the API processes were replaced"
 UNREADY = "a new API process was not ready, so those before it go on"
@@ -55,7 +56,7 @@ def detached(tmp_path: Path) -> Iterator[Callable[..., Detached]]:
 
     def start(**settings: str) -> Detached:
         write(tmp_path, settings)
-        started.append(Detached(tmp_path / "home", a_free_port()))
+        started.append(Detached(tmp_path / "home", free_port()))
         return started[-1]
 
     yield start
@@ -65,7 +66,7 @@ def detached(tmp_path: Path) -> Iterator[Callable[..., Detached]]:
 
 @contextmanager
 def asking(running: Running, *, keeps: bool) -> Iterator[Callable[[], int]]:
-    """A caller that keeps its connection, or one that has a new one for each ask."""
+    """A caller that keeps its connection, or opens a new one for each ask."""
     limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
     ask = {"principal": "alice", "usage": {"requests": 1}}
     with httpx.Client(base_url=running.url, timeout=60, trust_env=False, limits=limits) as http:
@@ -73,8 +74,8 @@ def asking(running: Running, *, keeps: bool) -> Iterator[Callable[[], int]]:
 
 
 def test_no_request_fails_and_the_new_settings_hold(detached):
-    """One process becomes two, and two become one again; the store stays, and they share Envoy's port."""
-    same = {"DRAIN_MS": "500", "LOG": "off", "ENVOY_PORT": str(a_free_port())}
+    """One process becomes two, and two become one again; the store stays, and both share Envoy's port."""
+    same = {"DRAIN_MS": "500", "LOG": "off", "ENVOY_PORT": str(free_port())}
     running = detached(**same).ready()
     running.http.put("/v1/quotas/user=alice", json={"request_rate": KEPT}, headers=running.key())
     store, apis = running.one("valkey-server"), running.apis()
@@ -98,7 +99,7 @@ def test_no_request_fails_and_the_new_settings_hold(detached):
 
 
 def test_settings_that_cannot_hold_leave_the_old_process(detached):
-    """Invalid ones, those of a process that ends at once, and those that need a start of all."""
+    """Invalid settings, settings with which a process ends at once, and settings that need a full restart."""
     running = detached(DRAIN_MS="0").ready()
     apis = running.apis()
     running.write(QUEUE_MS="often", ALLOWED_HOSTS="-")
@@ -108,13 +109,13 @@ def test_settings_that_cannot_hold_leave_the_old_process(detached):
     assert "QUOTAGATE_QUEUE_MS" in why
     assert "QUOTAGATE_ALLOWED_HOSTS" in why
 
-    running.write(MAX_DEBT="PT2H")  # another than the catalog's: a process does not start
+    running.write(MAX_DEBT="PT2H")  # differs from the catalog's, so a process does not start
     running.hang_up()
     eventually(lambda: running.events(UNREADY))
     eventually(lambda: running.apis() == apis)
     assert not running.events(REPLACED)
 
-    running.write(DRAIN_MS="0", HOST="127.0.0.2", STORE_MEMORY="33554432", ENVOY_PORT=str(a_free_port()))
+    running.write(DRAIN_MS="0", HOST="127.0.0.2", STORE_MEMORY="33554432", ENVOY_PORT=str(free_port()))
     running.hang_up()
     eventually(lambda: running.events(REPLACED))
     named = {event["setting"] for event in running.events(FIXED)}
@@ -150,18 +151,18 @@ def test_api_ends_before_the_workers_and_sigint_does_not_drain(detached):
 
 
 def test_terminal_that_closes_stops_everything(tmp_path: Path):
-    ours, its = pty.openpty()
+    ours, terminal = pty.openpty()
 
     class AtTerminal(Running):
         @staticmethod
         def begin() -> None:
             os.setsid()
             signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which tests may run, ignores it
-            fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
-    running = AtTerminal(tmp_path / "home", a_free_port(), QUOTAGATE_DRAIN_MS="0")
+    running = AtTerminal(tmp_path / "home", free_port(), QUOTAGATE_DRAIN_MS="0")
     try:
-        os.close(its)
+        os.close(terminal)
         family = running.ready().family()
         os.close(ours)  # the kernel sends SIGHUP to the session's leader
         assert running.up.wait(timeout=60) == 0
@@ -180,7 +181,7 @@ def test_serve_with_several_processes_restarts_them_too(tmp_path: Path):
         schema.upgrade(database_url)
         same = {"REDIS_URL": store_url, "DATABASE_URL": database_url, "DRAIN_MS": "0"}
         write(tmp_path, {**same, "PROCESSES": "2"})
-        running = Serving(tmp_path / "home", a_free_port())
+        running = Serving(tmp_path / "home", free_port())
         try:
             eventually(lambda: len(running.events("api started")) == 2)
             apis = running.apis()

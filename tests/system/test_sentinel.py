@@ -1,4 +1,4 @@
-"""A store behind sentinels: a node follows a failover under load; what was away and lost is counted."""
+"""A store behind sentinels: a node follows a failover under load; outage and lost charges are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BETWEEN_S: Final = 0.002
 ANSWERS: Final = 500
 
 QUOTA: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": BURST, "enforcement": "deny"}
-"""It never runs out and never refills: what is missing was charged."""
+"""It never runs out and never refills: missing tokens were charged."""
 
 
 class Callers:
@@ -69,10 +69,10 @@ class Callers:
 
 
 def test_failover_is_followed_under_load() -> None:
-    with watched() as its, running(store_url=its.url) as node:
+    with watched() as servers, running(store_url=servers.url) as node:
         node.put("user=alice", request_rate=QUOTA)
         callers = Callers(node)
-        asyncio.run(_fail_over(its, callers))
+        asyncio.run(_fail_over(servers, callers))
         charged = sum(source == "store" for source, _ in callers.answers)
         by_policy = sum(source == "fallback" for source, _ in callers.answers)
         (bucket,) = node.http.get("/v1/buckets?bucket=user%3Dalice&quota=request_rate").json()["buckets"]
@@ -87,10 +87,10 @@ def test_failover_is_followed_under_load() -> None:
         eventually(lambda: node.http.get("/health/ready").json()["store"] == "ok")
 
 
-async def _fail_over(its: Watched, callers: Callers) -> None:
+async def _fail_over(servers: Watched, callers: Callers) -> None:
     async with callers.calling():
         await callers.more("store")
-        its.stores[0].kill()
+        servers.stores[0].kill()
         await callers.more("fallback", answers=1)
         await callers.more("store")
 
@@ -100,14 +100,14 @@ def _longest_gap(moments: list[float]) -> float:
 
 
 def test_every_client_finds_the_primary_and_closes_all_connections() -> None:
-    """Also the clients of workers and of the backfill; and the wrong credentials are named."""
-    with watched() as its:
-        asyncio.run(_use(its.url))
-        for wrong in (its.url.replace(PASSWORD, "wrong"), its.url.replace(NAME, "another")):
+    """Also the clients of workers and of the backfill; wrong credentials and names are errors."""
+    with watched() as servers:
+        asyncio.run(_use(servers.url))
+        for wrong in (servers.url.replace(PASSWORD, "wrong"), servers.url.replace(NAME, "another")):
             with pytest.raises(StoreError):
                 asyncio.run(_use(wrong))
         with pytest.raises(StoreError):
-            asyncio.run(_use(its.url.replace(SENTINEL_PASSWORD, "wrong")))
+            asyncio.run(_use(servers.url.replace(SENTINEL_PASSWORD, "wrong")))
 
 
 async def _use(url: str) -> None:

@@ -262,7 +262,7 @@ def most_in_a_span(times: Sequence[int], span_ms: int) -> int:
 
 
 def test_each_key_in_the_store_expires():
-    """After a mixed load each key has a TTL, at most that of its kind: idle principals leave nothing."""
+    """After a mixed load each key has a TTL, at most the TTL of its kind: idle principals leave nothing."""
     chance = random.Random(5)
     samples, sample_ms, window_ms, burst, rate = 3, 500, 2_000, 50, 10
     sampled = {"limit": 20, "samples": samples, "sample_ms": sample_ms}

@@ -29,21 +29,21 @@ from tests.waiting import until
 
 CALLERS: Final = 8
 LIMIT: Final = 20
-"""What the limited callers may have together; they ask for much more."""
+"""The limit that the limited callers share; they ask for much more."""
 RATE: Final = {"limit": 1e-9, "algorithm": "token_bucket", "burst": LIMIT, "enforcement": "deny"}
 ANSWERS: Final = 400
 """How many answers a phase waits for, over all callers."""
 TAKEN: Final = 400
 """How many connections a flood opens, which then send nothing."""
 CONNECTIONS: Final = 2
-"""For calls and for examinations."""
+"""One for calls, and one for examinations."""
 CLOCK_WITHIN_S: Final = 60
 DISK: Final = 4 * 1024 * 1024
 
 
 @dataclass
 class Site:
-    """A node, and what a fault needs to reach it."""
+    """A node, and the means by which faults reach it."""
 
     node: Service
     stores: list[redis.Redis]
@@ -102,7 +102,7 @@ class Callers:
 
     def of(self, status: int) -> int:
         """How many answers had a status."""
-        return sum(count for (its, *_), count in self.answers.items() if its == status)
+        return sum(count for (answer_status, *_), count in self.answers.items() if answer_status == status)
 
 
 @asynccontextmanager
@@ -116,12 +116,12 @@ async def asking(node: Service) -> AsyncIterator[Callers]:
     async def caller(n: int) -> None:
         name = "limited" if n % 4 == 0 else f"free-{n}"
         ask = {"principal": name, "usage": {"requests": 1}}
-        async with line(node.address) as its:
+        async with line(node.address) as connection:
             while True:
                 await callers.going.wait()
                 callers.asking += 1
                 try:
-                    status, answer = await its.ask(ask)
+                    status, answer = await connection.ask(ask)
                 finally:
                     callers.asking -= 1
                 decision, source = answer.get("decision", ""), answer.get("source", "")
@@ -175,32 +175,32 @@ def site(
 
 
 @contextmanager
-def no_descriptors(its: Site) -> Iterator[None]:
-    """Below the descriptors that are open, so that not one more can be."""
-    before = resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+def no_descriptors(target: Site) -> Iterator[None]:
+    """Set a limit below the open descriptors, so that no other can be opened."""
+    before = resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE, (3, before[1]))
     try:
         yield
     finally:
-        resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE, before)
+        resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
-def silent_connections(its: Site) -> Iterator[None]:
+def silent_connections(target: Site) -> Iterator[None]:
     """Connections that take each descriptor that becomes free."""
-    before = resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE)
-    open_files = len(list(Path(f"/proc/{its.node.pid}/fd").iterdir()))
-    resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE, (open_files + TAKEN // 2, before[1]))
+    before = resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE)
+    open_files = len(list(Path(f"/proc/{target.node.pid}/fd").iterdir()))
+    resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE, (open_files + TAKEN // 2, before[1]))
     with ExitStack() as stack:
         for _ in range(TAKEN):
-            stack.enter_context(socket.create_connection(its.node.address, source_address=(ATTACKER, 0)))
+            stack.enter_context(socket.create_connection(target.node.address, source_address=(ATTACKER, 0)))
         yield
-    resource.prlimit(its.node.pid, resource.RLIMIT_NOFILE, before)
+    resource.prlimit(target.node.pid, resource.RLIMIT_NOFILE, before)
 
 
 @contextmanager
-def flagged(kind: int, its: Site) -> Iterator[None]:
-    with its.flag.open("r+b") as flag:
+def flagged(kind: int, target: Site) -> Iterator[None]:
+    with target.flag.open("r+b") as flag:
         flag.write(bytes([kind]))
         flag.flush()
         try:
@@ -212,22 +212,22 @@ def flagged(kind: int, its: Site) -> Iterator[None]:
 
 
 @contextmanager
-def no_threads(its: Site) -> Iterator[None]:
-    with flagged(short.THREADS, its):
+def no_threads(target: Site) -> Iterator[None]:
+    with flagged(short.THREADS, target):
         yield
 
 
 @contextmanager
-def no_memory(its: Site) -> Iterator[None]:
-    with flagged(short.MEMORY, its):
+def no_memory(target: Site) -> Iterator[None]:
+    with flagged(short.MEMORY, target):
         yield
 
 
 @contextmanager
-def full_disk(its: Site) -> Iterator[None]:
+def full_disk(target: Site) -> Iterator[None]:
     """Not one byte is left."""
-    assert its.disk is not None
-    filling = its.disk / "filling"
+    assert target.disk is not None
+    filling = target.disk / "filling"
     try:
         with filling.open("wb", buffering=0) as file:
             for size in (65_536, 1):
@@ -242,17 +242,17 @@ def full_disk(its: Site) -> Iterator[None]:
 
 
 @contextmanager
-def clock_ahead(its: Site) -> Iterator[None]:
-    its.set_clock(3600)
+def clock_ahead(target: Site) -> Iterator[None]:
+    target.set_clock(3600)
     yield
-    its.set_clock(0)
+    target.set_clock(0)
 
 
 @contextmanager
-def clock_behind(its: Site) -> Iterator[None]:
-    its.set_clock(-3600)
+def clock_behind(target: Site) -> Iterator[None]:
+    target.set_clock(-3600)
     yield
-    its.set_clock(0)
+    target.set_clock(0)
 
 
 FAULTS: Final = (
@@ -270,63 +270,67 @@ FAULTS: Final = (
 async def test_node_decides_by_its_store_during_a_shortage(fault: Fault, tmp_path: Path):
     """The store closes all connections meanwhile, so that the node must connect again."""
     clocks = fault in {clock_ahead, clock_behind}
-    with site(tmp_path, on_disk=fault is full_disk, faked=clocks) as its:
-        await decide_during(fault, its)
+    with site(tmp_path, on_disk=fault is full_disk, faked=clocks) as target:
+        await decide_during(fault, target)
 
 
 @pytest.mark.parametrize("fault", [no_descriptors, silent_connections, no_threads, no_memory])
 async def test_node_decides_by_its_cluster_during_a_shortage(fault: Fault, tmp_path: Path):
-    with clusters.running(replicas=False) as cluster, site(tmp_path, cluster=cluster) as its:
-        await decide_during(fault, its)
+    with clusters.running(replicas=False) as cluster, site(tmp_path, cluster=cluster) as target:
+        await decide_during(fault, target)
 
 
 @pytest.mark.parametrize("kind", [short.ENCODING, short.READING], ids=["to encode", "to read"])
 async def test_calls_without_memory_are_shed(kind: int, tmp_path: Path):
-    with site(tmp_path) as its:
-        async with asking(its.node) as callers:
+    with site(tmp_path) as target:
+        async with asking(target.node) as callers:
             await callers.pause()
-            with flagged(kind, its):
+            with flagged(kind, target):
                 await callers.get(CALLERS, status=503)
                 await callers.pause()
-            assert its.shortages("memory") > 0
+            assert target.shortages("memory") > 0
             await callers.get(ANSWERS)
             await callers.pause()
-        check(its, callers)
+        check(target, callers)
 
 
 async def test_asks_wait_and_are_shed_once_the_reserve_is_used_up(tmp_path: Path):
     """Each time that the store closes the connections, the node needs two sockets of its reserve."""
-    with site(tmp_path) as its:
-        async with asking(its.node) as callers:
+    with site(tmp_path) as target:
+        async with asking(target.node) as callers:
             await callers.pause()
-            with no_descriptors(its):
-                while not its.shortages("descriptors"):
-                    its.lose_connections()
-                    await until(lambda: its.connections() >= CONNECTIONS or its.shortages("descriptors"))
+            with no_descriptors(target):
+                while not target.shortages("descriptors"):
+                    target.lose_connections()
+                    await until(
+                        lambda: target.connections() >= CONNECTIONS or target.shortages("descriptors")
+                    )
                 await callers.get(CALLERS, status=503)
                 await callers.pause()
             await callers.get(ANSWERS)
             await callers.pause()
-        check(its, callers)
+        check(target, callers)
 
 
-async def decide_during(fault: Fault, its: Site) -> None:
+async def decide_during(fault: Fault, target: Site) -> None:
     """Let callers ask before, during and after a fault; as it begins, the store closes all connections."""
-    async with asking(its.node) as callers:
+    async with asking(target.node) as callers:
         await callers.pause()
-        with fault(its):
-            its.lose_connections()
+        with fault(target):
+            target.lose_connections()
             await callers.get(ANSWERS)
         await callers.get(ANSWERS)
         await callers.pause()
-    check(its, callers)
+    check(target, callers)
 
 
-def check(its: Site, callers: Callers) -> None:
+def check(target: Site, callers: Callers) -> None:
     """Nothing was decided by policy, and the limited callers got their limit."""
-    say(dict(callers.answers), f"{its.shortages():.0f} shortages counted")
+    say(dict(callers.answers), f"{target.shortages():.0f} shortages counted")
     assert {status for status, *_ in callers.answers} <= {200, 503}  # a crowded machine may shed
-    assert {source for status, _, source in callers.answers if status == 200} == {"store"}, its.node.logged()
-    assert counted(its.node, "quotagate_decisions_total", source="fallback") == 0
-    assert counted(its.node, "quotagate_store_circuit_open") == 0
+    assert {source for status, _, source in callers.answers if status == 200} == {"store"}, (
+        target.node.logged()
+    )
+    assert counted(target.node, "quotagate_decisions_total", source="fallback") == 0
+    assert counted(target.node, "quotagate_store_circuit_open") == 0
     assert callers.answers[200, "limi admit", "store"] == LIMIT

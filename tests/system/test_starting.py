@@ -14,7 +14,7 @@ import pytest
 
 from app.catalog import schema
 from tests import stores
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.postgres import Postgres, started
 from tests.programs import end
 from tests.service import ADMIN_KEY, eventually
@@ -35,7 +35,7 @@ def serving(
     home: Path, database_url: str, **settings: str
 ) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """A node that need not be ready, nor listen."""
-    (port,) = free_ports(1)
+    port = free_port()
     with stores.running("valkey") as store_url, (home / "log").open("wb") as log:
         settings = {
             "HOME": str(home),

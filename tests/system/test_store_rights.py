@@ -40,8 +40,8 @@ EVERYTHING: Final = {
 
 
 SELDOM: Final = {"function|delete", "hdel", "strlen", "xpending"}
-"""For libraries that are a day old, nodes that were silent for ten minutes, buckets of many ids, and a writer
-that looks for unfinished batches now and then."""
+"""Commands for libraries that are a day old, nodes that were silent for ten minutes, buckets of many ids, and
+a writer that looks for unfinished batches now and then."""
 
 
 def allow(store: Any, rule: str) -> None:
@@ -55,7 +55,7 @@ def state_of(node: Service) -> str:
 
 
 def denials(store: redis.Redis) -> list[str]:
-    """The commands that the store refused to the user, except for what is optional."""
+    """The commands that the store refused to the user, except optional ones."""
     log: list[dict[str, Any]] = store.acl_log()
     found = [text_of(entry["object"]) for entry in log if text_of(entry["username"]) == "node"]
     return [each for each in found if not each.lower().startswith(("client", "config"))]
@@ -120,9 +120,9 @@ def load(node: Service, folder: Path) -> None:
     at = 1_000
     rows = [Assertion("producer_ids_rate", "user=dora", None, "charge", at, value=1.0)]
     folder_of_rows = assertions.write(folder / "rows", rows, at, secret=fingerprint(SECRET))
-    its = loading(node, folder)
-    its.environment |= EVERYTHING
-    assert its.run(folder_of_rows)["assertions"] == 1
+    backfill = loading(node, folder)
+    backfill.environment |= EVERYTHING
+    assert backfill.run(folder_of_rows)["assertions"] == 1
 
 
 def lag(node: Service) -> float:
@@ -163,17 +163,17 @@ def test_cluster_needs_the_stated_rights_alone(tmp_path: Path) -> None:
 
 
 def test_sentinels_and_their_primary_need_the_stated_rights_alone(tmp_path: Path) -> None:
-    with sentinels.watched() as its:
-        for each in its.stores:
+    with sentinels.watched() as servers:
+        for each in servers.stores:
             allow(each.client(), SINGLE)
-        for each in its.sentinels:
+        for each in servers.sentinels:
             allow(each.client(), SENTINELS)
-        places = its.url.rpartition("@")[2].partition("?")[0]
+        places = servers.url.rpartition("@")[2].partition("?")[0]
         asking = f"sentinel_username=node&sentinel_password={ENCODED}"
         url = f"redis+sentinel://node:{ENCODED}@{places}?{asking}"
         with running(store_url=url, environment=EVERYTHING) as node:
             use_everything(node, tmp_path)
-        for each in (*its.stores, *its.sentinels):
+        for each in (*servers.stores, *servers.sentinels):
             assert denials(each.client()) == []
 
 

@@ -23,6 +23,7 @@ from tests import stores, tls_postgres
 from tests.authority import Authority, Certificate
 from tests.fuzz.messages import ONE as ONE_ASK
 from tests.fuzz.messages import message
+from tests.ports import free_port
 from tests.postgres import Postgres, started
 from tests.programs import end
 from tests.service import Service, running
@@ -185,7 +186,7 @@ def test_name_in_a_certificate_is_the_principal_of_its_asks(authority: Authority
 @contextmanager
 def redis_over_tls(authority: Authority, server: Certificate) -> Iterator[int]:
     """Debian's redis-server, with TLS only and client certificates required; yields its port."""
-    port = _free_port()
+    port = free_port()
     options = {"--tls-port": str(port), **tls_options(authority, server)}
     with stores.server("redis", *(text for option in options.items() for text in option)):
         yield port
@@ -233,7 +234,7 @@ def test_sentinels_and_the_primary_are_asked_over_tls(
 ):
     ours = authority.certify("node")
     files = f"ssl_ca_certs={authority.ca}&ssl_certfile={ours.cert}&ssl_keyfile={ours.key}"
-    place = _free_port()
+    place = free_port()
     with redis_over_tls(authority, server) as port:
         configuration = tmp_path / "sentinel"
         configuration.write_text(
@@ -310,9 +311,3 @@ def test_catalog_in_postgresql_over_tls(
                 schema.upgrade(mistrusted)
         with pytest.raises(CatalogUnavailableError):
             schema.upgrade(url(authority.ca).replace("verify-full", "disable"))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port

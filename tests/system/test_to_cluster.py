@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 HOUR_MS: Final = 3_600_000
 """Longer than the test, for the windows of ids and for the samples of a rate."""
 WINDOW_S: Final = (36_000, 39_600)
-"""What a rate's sum is divided by: ten samples of an hour, and up to one that is not over."""
+"""The divisor of a rate's sum: ten samples of an hour, and up to one unfinished sample."""
 
 ID_LIMIT: Final = 20
 TRICKLE: Final = 1e-4
@@ -46,12 +46,12 @@ QUOTAS: Final[dict[str, dict[str, dict[str, Any]]]] = {
 }
 
 FULL: Final = ("full-0", "full-1")
-"""Who is at the limit of ids before the move."""
+"""Users at the limit of ids before the move."""
 OTHERS: Final = tuple(f"user-{number}" for number in range(10))
 USERS: Final = (*FULL, *OTHERS)
 
 REQUESTS: Final = 8_000
-"""Of one ask; each user asks four times, and five would be beyond the limit."""
+"""Requests of one ask; each user asks four times, and a fifth ask would exceed the limit."""
 MUTATIONS: Final = 7
 
 BEFORE: Final = range(8)
@@ -94,7 +94,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the buckets of a user and of its address hold; ``rate`` is of requests a second."""
+    """The content of the buckets of a user and of its address; ``rate`` is in requests a second."""
 
     ids: int
     rate: float
@@ -133,7 +133,7 @@ def address_of(user: str) -> str:
 
 
 def backfilled(log: Logged, folder: Path, quick: dict[str, str]) -> None:
-    """Step 2: compute what the buckets should hold now."""
+    """Step 2: compute the present content of the buckets."""
     done = log.run("spark", "backfill", "--out", str(folder), environment=quick)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "without rates" not in done.stdout, done.stdout
@@ -155,10 +155,10 @@ def until_all_is_written(log: Logged, asks: int) -> None:
 
 
 def test_nodes_move_from_one_primary_to_a_cluster(tmp_path: Path) -> None:
-    """All that was used before and during the move is known on the cluster, and counts once.
+    """All usage before and during the move is known on the cluster, and counts once.
 
-    Only an id that was new in both stores counts twice, as the document says. An audit takes what a
-    bucket held in the other store as lost.
+    Only an id that was new in both stores counts twice, as the document says. An audit counts the
+    content of a bucket in the other store as lost.
     """
     quick = quick_jobs()
     how: dict[str, Any] = {
@@ -172,9 +172,9 @@ def test_nodes_move_from_one_primary_to_a_cluster(tmp_path: Path) -> None:
         old = Logged((one, other), tmp_path / "log")
         old_writer = stack.enter_context(ExitStack())
         old_writer.enter_context(workers(old))
-        for entity, its in QUOTAS.items():
-            one.put(entity, **its)
-        wanted = {(entity, key) for entity, its in QUOTAS.items() for key in its}
+        for entity, by_key in QUOTAS.items():
+            one.put(entity, **by_key)
+        wanted = {(entity, key) for entity, by_key in QUOTAS.items() for key in by_key}
         eventually(lambda: wanted <= in_force(other))
         for place, user in enumerate(USERS):
             asker.use(old.nodes[place % 2], user, range(ID_LIMIT) if user in FULL else BEFORE)

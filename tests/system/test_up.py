@@ -20,6 +20,7 @@ import pytest
 
 from app.node import home
 from app.node.errors import HomeInUseError
+from tests.ports import free_port
 
 
 class Running:
@@ -81,13 +82,13 @@ class Running:
     def set_ids_per_window(self, limit: int) -> None:
         quotas = {"producer_ids_rate": limit}
         self.http.put("/v1/quotas/user=*", json=quotas, headers=self.key()).raise_for_status()
-        # Each connection goes to one of the API processes, and the one that did not take the change follows.
-        # While it is busy, the other may take all of these.
+        # Each connection goes to one of the API processes. The process that did not take the change follows;
+        # while it is busy, the other may take all of these connections.
         eventually(lambda: all(self.observed()["applied"] for _ in range(20)))
 
     def decide(self, *producer_ids: int) -> str:
         """The decision on these ids; an id that was seen is not charged again, so it may be asked twice."""
-        usage = {"producer_ids": producer_ids}  # with detail, the node does not answer from what it knows
+        usage = {"producer_ids": producer_ids}  # with detail, the node does not answer from known ids
         ask = {"principal": "alice", "usage": usage, "detail": True}
         decision: str = self._answer(ask, sources={"store"})["decision"]
         return decision
@@ -162,26 +163,19 @@ def eventually(holds: Callable[[], object], *, within_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def a_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
-
-
 @pytest.fixture
 def port() -> int:
-    return a_free_port()
+    return free_port()
 
 
 @pytest.fixture
 def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
-    """Starts `quotagate up`. Starts with the same home, as all of most tests, find the earlier state."""
+    """Starts `quotagate up`. Starts with the same home, by default one, find the earlier state."""
     started: list[Running] = []
     ports = {"home": port}
 
     def start(home: str = "home", **settings: str) -> Running:
-        started.append(Running(tmp_path / home, ports.setdefault(home, a_free_port()), **settings))
+        started.append(Running(tmp_path / home, ports.setdefault(home, free_port()), **settings))
         return started[-1]
 
     yield start
@@ -191,8 +185,8 @@ def start(tmp_path: Path, port: int) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One `quotagate up` for tests that start it in no special way and change nothing of each other's."""
-    running = Running(tmp_path_factory.mktemp("shared") / "home", a_free_port())
+    """One `quotagate up` for tests that need no special start and do not disturb each other."""
+    running = Running(tmp_path_factory.mktemp("shared") / "home", free_port())
     try:
         yield running.ready()
     finally:
@@ -200,7 +194,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def most_bytes(running: Running) -> list[float]:
-    """The memory limit of the store, as the metrics say it; without one, readiness would report a fault."""
+    """The memory limit of the store in the metrics; without a limit, readiness would report a fault."""
     assert running.http.get("/health/ready").json()["store"] == "ok"
     lines = running.http.get("/metrics").text.splitlines()
     return [float(line.split()[1]) for line in lines if line.startswith("quotagate_store_memory_max_bytes ")]
@@ -218,7 +212,7 @@ def test_store_has_a_memory_limit_by_default(shared):
 
 
 def test_second_instance_with_the_same_home_is_refused(shared):
-    second = Running(shared.home, a_free_port())
+    second = Running(shared.home, free_port())
     try:
         assert second.up.wait(timeout=60) == 1
     finally:
@@ -227,7 +221,7 @@ def test_second_instance_with_the_same_home_is_refused(shared):
 
 
 def test_state_and_admin_key_survive_a_restart(start):
-    """The key is made once, and only its owner can read it. The store's memory limit is what is set."""
+    """The key is made once, and only its owner can read it. The store has the memory limit that is set."""
     running = start().ready()
     key = running.key()["Authorization"].removeprefix("Bearer ")
     assert running.logged().count(key) == 1
@@ -266,7 +260,7 @@ def stops_everything(running: Running, number: int) -> None:
 def test_everything_in_the_home_is_closed_to_others_and_sigterm_stops_everything(start):
     """While everything runs: the catalog, sockets, and the files of the store and of the log.
 
-    It is so with one API process and with two. What others could open is closed at the next start.
+    This holds with one API process and with two. The next start closes files that others could open.
     """
     runs = [
         start(home=f"home-{api_programs}", QUOTAGATE_LOG="all", QUOTAGATE_PROCESSES=api_programs)
@@ -410,9 +404,7 @@ def test_truncated_file_is_read_up_to_its_last_complete_write(start):
 
 
 def test_port_in_use_is_reported(start, port):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", port)):
         refused = start()
         assert refused.up.wait(timeout=60) == 1
     assert f"port {port}" in refused.logged()

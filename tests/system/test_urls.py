@@ -1,4 +1,4 @@
-"""Commands refuse a store or catalog whose URL cannot be meant, and reach one whose password is encoded."""
+"""Commands refuse a malformed URL of a store or catalog, and accept one with an encoded password."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from tests import postgres, stores
-from tests.ports import HOST, free_ports
+from tests.ports import HOST, free_port
 from tests.service import eventually, running
 
 PASSWORD: Final = "57#W/c@?:[9]%"
@@ -72,7 +72,7 @@ def test_no_command_starts_with_a_url_that_cannot_be_meant(command: str, tmp_pat
 
 @pytest.mark.parametrize("scheme", ["redis", "unix"])
 def test_node_reaches_a_store_whose_password_is_encoded(scheme: str) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     with (
         stores.server("valkey", "--port", str(port), "--bind", HOST) as server,
         redis.Redis.from_url(server.url) as store,

@@ -658,7 +658,7 @@ def test_volumes(id_: str, nodes: Callable[[str, str], service.Service]) -> None
 
 
 def test_no_vector_is_left_out() -> None:
-    """The vectors that run, by id, are those of the file, except for background vectors."""
+    """Exactly the vectors of the file run, by id, except for background vectors."""
     http, domain, volumes, background = (ids(via) for via in ("http", "domain", "volumes", "background"))
     assert len(http) + len(domain) + len(volumes) + len(background) == len(vectors())
     assert set(SCENARIOS) == set(http)

@@ -17,7 +17,7 @@ import pytest
 
 from examples.volumes.agent import Agent, dirs_of, properties_of
 from tests.disks import mounted
-from tests.ports import free_ports
+from tests.ports import free_port
 from tests.pushing import pushed, volumes_of
 from tests.service import ADMIN_KEY, Service, eventually
 from tests.threaded import threaded
@@ -69,7 +69,7 @@ def test_agents_of_two_brokers_push_their_disks_until_one_is_full_and_one_is_gon
         key = node.http.post("/v1/keys", json={"name": "broker", "scopes": ["write"]}).json()["key"]
         file = ["--properties", str(folders[0] / "server.properties"), "--interval", "1"]
         second = ["--broker", "2", "--dir", str(tmp_path), "--interval", "1"]
-        nodes = f"http://127.0.0.1:{free_ports(1)[0]},{node.url}"
+        nodes = f"http://127.0.0.1:{free_port()},{node.url}"
         with running(folders[1], *second, url=node.url, key=key) as other:
             eventually(lambda: known(node, "2"))
             (seen,) = known(node, "2")
@@ -109,7 +109,7 @@ def test_node_that_is_away_is_asked_again_ever_more_rarely_and_the_agent_goes_on
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Pauses double up to the interval, and each is up to a fifth shorter, by chance."""
-    agent = Agent([f"http://127.0.0.1:{free_ports(1)[0]}"], "key", "1", ["/"], 20.0)
+    agent = Agent([f"http://127.0.0.1:{free_port()}"], "key", "1", ["/"], 20.0)
     pauses: list[float] = []
 
     def wait(pause_s: float) -> bool:
@@ -127,7 +127,7 @@ def test_node_that_is_away_is_asked_again_ever_more_rarely_and_the_agent_goes_on
 
 
 class Odd(BaseHTTPRequestHandler):
-    """Answers a push by what the path says, so that each kind of answer can be tried."""
+    """Answers a push according to its path, so that each kind of answer can be tried."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -19,7 +19,7 @@ from tests.service import Service, eventually
 
 EXCLUDED = ("topic-operator", "cruise control")
 FACTOR = {"quota": "throttle_factor", "entity": None, "bucket": None}
-"""Nodes follow a change within a second; this also suits a machine that is busy with other tests."""
+"""The ``limited_by`` of asks that the throttle factor holds."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def node() -> Iterator[Service]:
 
 @pytest.fixture
 def now(node: Service) -> int:
-    """A time at which nothing that other tests pushed or began is in effect."""
+    """A time at which no push and no drill of another test is in effect."""
     node.http.delete("/v1/volumes:drill")
     at_ms = int(volumes_of(node)["since_ms"]) + 1_000 * MINUTE
     push(node, WELL, at_ms=at_ms)

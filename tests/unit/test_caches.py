@@ -1,4 +1,4 @@
-"""No cache is keyed by traffic: those that are keyed by input are listed here, each with its reason."""
+"""No cache is keyed by traffic: caches that are keyed by input are listed here, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ ALLOWED: Final = {
     "app/catalog/sql.py: _read": "definitions of quotas, not traffic",
     "app/domain/shape.py: _cells": "for the oracle; no decision calls it",
     "app/domain/slots.py: slot_tags": "without arguments",
-    "app/http/access.py: _by_address": "parsed addresses",
+    "app/http/access/access.py: _by_address": "parsed addresses",
     "app/http/check_question.py: _is_trusted": "parsed addresses of proxies",
     "app/http/host.py: parts": "parsed addresses: the names and ports by which callers reach this node",
-    "app/http/slowdown.py: source_of": "parsed addresses",
+    "app/http/access/slowdown.py: source_of": "parsed addresses",
+    "app/http/faults.py: _options_of": "types of bodies",
+    "app/http/faults.py: _object": "types of bodies",
     "app/http/wire.py: _normalised": "parsed addresses",
     "app/store/compiled_quota.py: _around": "parts of quotas",
 }
-"""The caches of functions, with what each is keyed by.
+"""The caches of functions, with the meaning of their keys.
 
-Besides them grow with what callers send: access keys (``app/catalog/keys.py``), known producer ids
+Other memory grows with the input of callers: access keys (``app/catalog/keys.py``), known producer ids
 (``app/admission/known_ids/memory.py``), fair turns (``app/admission/gathering/fair_turns.py``), counts by
 caller (intake, connections, slowdown), and the tables of combinations of fields
 (``app/admission/compiled.py``).
@@ -32,7 +34,7 @@ DECORATORS: Final = {"cache", "lru_cache", "cached_property"}
 
 
 def caches(path: Path) -> Iterator[str]:
-    """The names of what a module caches: decorated functions, and attributes that hold a cached function."""
+    """The names of a module's caches: decorated functions, and attributes that hold a cached function."""
     place = path.relative_to(APP.parent).as_posix()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef) and any(map(is_cache, node.decorator_list)):

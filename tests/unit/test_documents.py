@@ -1,4 +1,4 @@
-"""What the documents name exists: links, anchors, paths, code, tests, make targets, commands, and hooks."""
+"""Names in the documents exist: links, anchors, paths, code, tests, make targets, commands, and hooks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ PAGES: Final = sorted(
     + [page for folder in ("docs", "examples", "clients/python") for page in (ROOT / folder).rglob("*.md")]
 )
 RECORDS: Final = sorted(DECISIONS.glob("[0-9]*.md"))
-IN_FORCE: Final = [page for page in PAGES if "\nStatus: superseded" not in page.read_text("utf-8")]
-"""A record that is superseded may name code that went."""
 
 HOLDING_CODE: Final = "app|workers|tests|docs|migrations|examples|clients|openapi"
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
@@ -36,11 +34,9 @@ FENCED: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"^(?:\$ )?(?:\S*/)?(make|quotagate) (.+)$")
 TARGET: Final = re.compile(r"^([\w./-]+):.*", re.MULTILINE)
 _RECORD: Final = r"\[\d{4}\]\(\S+\.md\)"
-STATUS: Final = re.compile(
-    rf"Status: (superseded by {_RECORD}|accepted(; amended by {_RECORD}: .+?)?(; amends {_RECORD})?)"
-)
+STATUS: Final = re.compile(rf"Status: accepted(; amended by {_RECORD}: .+?)?(; amends {_RECORD})?")
 MADE: Final = frozenset({"clients/generated"})
-"""What `make` writes into the working copy."""
+"""Paths that `make` writes into the working copy."""
 
 
 def relative(page: Path) -> str:
@@ -99,13 +95,13 @@ def test_links_lead_somewhere(page: Path):
 
 
 def is_there(shown: str) -> bool:
-    """Whether a path exists, and in it what is named after `::`."""
+    """Whether a path exists, and in it the name after `::`."""
     path, _, name = shown.partition("::")
     exists = any(ROOT.glob(path.rstrip("/")))
     return exists and (not name or name in names_in(ROOT / path))
 
 
-@pytest.mark.parametrize("page", IN_FORCE, ids=relative)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_named_code_exists(page: Path):
     named = [span for span in CODE.findall(text_of(page)) if PATH.fullmatch(span)]
     assert [span for span in named if span.rstrip("/") not in MADE and not is_there(span)] == []
@@ -147,23 +143,32 @@ def check_command(words: list[str], shown: str) -> None:
     assert used <= known, shown
 
 
-def test_records_are_numbered_without_gaps():
-    assert [int(record.name[:4]) for record in RECORDS] == list(range(1, len(RECORDS) + 1))
-
-
 @pytest.mark.parametrize("record", RECORDS, ids=relative)
 def test_record_follows_the_template(record: Path):
     title, _, status, _, date, *_ = text_of(record).splitlines()
-    assert title.startswith(f"# {record.name[:4]}. ")
+    number, _, words = title.removeprefix("# ").partition(". ")
+    assert record.name == f"{number}-{re.sub(r'[^a-z0-9 -]', '', words.lower()).replace(' ', '-')}.md"
     assert STATUS.fullmatch(status), status
     assert re.fullmatch(r"Date: \d{4}-\d{2}-\d{2}", date), date
     assert headings(record) == headings(DECISIONS / "template.md")
 
 
-def test_index_has_every_record_with_its_title():
+def test_index_has_every_record_once_with_its_title():
     lines = [f"- [{text_of(record).splitlines()[0].removeprefix('# ')}]({record.name})" for record in RECORDS]
     index = text_of(DECISIONS / "README.md")
-    assert [line.partition(")")[0] + ")" for line in index.splitlines() if line.startswith("- [")] == lines
+    assert sorted(line for line in index.splitlines() if line.startswith("- [")) == sorted(lines)
+
+
+def test_every_missing_number_of_a_record_is_explained_once():
+    """No number is used again, so a reader of an old commit finds where its record went."""
+    numbers = {int(record.name[:4]) for record in RECORDS}
+    moved = text_of(DECISIONS / "README.md").partition("not used again: ")[2].partition("\n")[0]
+    gone: list[int] = []
+    for part in moved.rstrip(".").split("; "):
+        sources, _, target = part.partition(" in ")
+        gone += map(int, re.findall(r"\d+", sources))
+        assert int(re.findall(r"\d+", target)[0]) in numbers, part
+    assert sorted([*gone, *numbers]) == list(range(1, max(numbers) + 1))
 
 
 def test_each_resource_that_a_caller_can_take_names_its_test():

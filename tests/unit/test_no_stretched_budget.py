@@ -1,4 +1,4 @@
-"""No test raises the store budget to seconds: a node must be right on a busy machine without that."""
+"""No test raises the store budget to seconds: a node must work on a busy machine without that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams for terminals: everything that is written to them is escaped, whoever writes."""
+"""Streams for terminals: all output to them is escaped, by every way of writing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ESCAPED = r"\x1b[66m\r\x7f\x9b66m\u202e\u2028\udc80"
 
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The streams that a test replaces come back after it."""
+    """Restore the streams that a test replaces."""
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
 

@@ -1,6 +1,6 @@
-"""Makes the rows of admissions in batches of versions 2 and 3, which have them apart from other rows.
+"""Makes rows of the admissions in batches of versions 2 and 3, which keep them apart from other rows.
 
-Such a batch has what equal asks have in common once, and the answers as the store gave them.
+Such a batch has the common fields of equal asks once, and the store's raw answers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ADMISSION: Final = struct.Struct("<HqqH")
 NOT_ASKED: Final = -1
 
 ASK: Final = struct.Struct("<HI")
-"""How an ask begins among those of the admissions: the place of its quotas, and its length without this."""
+"""The head of an ask in ``Admissions.asks``: the place of its quotas, and the ask's length in bytes."""
 
 NEXT_ROW: Final = b"\xff\xff"
-"""Among the admissions, in place of an ask: the next of a batch's ``rows``."""
+"""A marker in ``Admissions.rows``: the next of the batch's other ``rows`` goes here."""
 
 NO_IDS: Final = b""
 _TWO: Final = struct.Struct("<dd")
 _FULL: Final = struct.Struct("<3x8xdd24x")
-"""What is observed and what remains, in a brief and in a full result (``app/store/lua/call.lua``)."""
+"""The observed and remaining amounts in a brief and in a full result (``app/store/lua/call.lua``)."""
 
 
 class AdmittedQuotas(Struct, array_like=True, frozen=True):
-    """What the admissions by the same quotas have in common.
+    """The fields that admissions by the same quotas share.
 
     Attributes:
         quotas: without entity and bucket, which are the ask's.
@@ -50,7 +50,7 @@ class AdmittedQuotas(Struct, array_like=True, frozen=True):
 
 
 class AdmittedCharge(Struct, array_like=True, frozen=True):
-    """What an ask spends of one quota."""
+    """The charge of an ask to one quota."""
 
     entity: str
     bucket: str
@@ -58,10 +58,10 @@ class AdmittedCharge(Struct, array_like=True, frozen=True):
 
 
 class AdmittedAsk(Struct, array_like=True, frozen=True):
-    """What the rows of equal plain asks have in common.
+    """The fields that the rows of equal plain asks share.
 
     Attributes:
-        at_ms: the caller's clock; None if the store's counts, which is in the answer.
+        at_ms: the caller's time; None with the store's clock, whose time each admission has.
     """
 
     at_ms: int | None
@@ -81,9 +81,9 @@ class Admissions(Struct, array_like=True, frozen=True):
     """The plain admissions of a batch, each ask once.
 
     Attributes:
-        more_as_rows: how many bytes the batch would have more if each row had its own ask, at most.
-        rows: all rows of the batch in order, each an ``ADMISSION`` or ``NEXT_ROW``. Answers are in the bytes
-            of the script, and empty if no quota applies.
+        more_as_rows: at most how many more bytes the batch would have if each row had its own ask.
+        rows: all rows of the batch in order, each an ``ADMISSION`` or ``NEXT_ROW``. An answer is in
+            the script's encoding, and empty if no quota applies.
         asks: one after the other, each an ``ASK`` and a packed ``AdmittedAsk``.
     """
 
@@ -107,11 +107,11 @@ _ASKS: Final = msgpack.Decoder(AdmittedAsk)
 
 
 class InconsistentError(ValueError):
-    """The admissions of a batch refer to something that it does not contain, or to more or less of it."""
+    """The admissions of a batch refer to something that it does not contain, or numbers of parts differ."""
 
 
 class _Charge(NamedTuple):
-    """What the verdicts of equal asks by one quota have in common."""
+    """The fields that the verdicts of one quota on equal asks share."""
 
     quota: int
     enforcement: str
@@ -120,7 +120,7 @@ class _Charge(NamedTuple):
 
 
 class _Equals(NamedTuple):
-    """What the rows of equal asks have in common."""
+    """The fields that the rows of equal asks share."""
 
     row: Row
     at_ms: int | None
@@ -131,7 +131,7 @@ def with_rows(batch: OldBatch) -> Batch:
     """Return a batch with rows in place of admissions.
 
     Raises:
-        InconsistentError: they refer to something that the batch does not contain.
+        InconsistentError: the admissions do not fit together.
     """
     admissions = batch.admissions
     if admissions is None:
@@ -152,19 +152,19 @@ def _plain(batch: OldBatch, quotas: list[LoggedQuota], rows: list[Row]) -> Batch
 
 
 def _equals(admissions: Admissions, quotas: list[LoggedQuota]) -> Iterator[_Equals]:
-    """Yield what the rows of each ask have in common, and add its quotas to those of the batch."""
+    """Yield the common fields of each ask's rows, and append the ask's quotas to ``quotas``."""
     known: dict[tuple[int, int, str, str], int] = {}
     for group, ask in _asks(admissions.asks):
-        its = admissions.quotas[group]
+        admitted_quotas = admissions.quotas[group]
         charges = []
         for at, (quota, enforcement, charge) in enumerate(
-            zip(its.quotas, its.enforcements, ask.charges, strict=True)
+            zip(admitted_quotas.quotas, admitted_quotas.enforcements, ask.charges, strict=True)
         ):
             place = known.setdefault((group, at, charge.entity, charge.bucket), len(quotas))
             if place == len(quotas):
                 quotas.append(replace(quota, entity=charge.entity, bucket=charge.bucket))
             charges.append(_Charge(place, enforcement, charge.usage, quota.algorithm == "producer_ids"))
-        yield _Equals(_row(ask, its), ask.at_ms, charges)
+        yield _Equals(_row(ask, admitted_quotas), ask.at_ms, charges)
 
 
 def _asks(packed: bytes) -> Iterator[tuple[int, AdmittedAsk]]:
@@ -177,7 +177,7 @@ def _asks(packed: bytes) -> Iterator[tuple[int, AdmittedAsk]]:
         at += length
 
 
-def _row(ask: AdmittedAsk, its: AdmittedQuotas) -> Row:
+def _row(ask: AdmittedAsk, admitted_quotas: AdmittedQuotas) -> Row:
     return Row(
         "decision",
         0,
@@ -192,9 +192,9 @@ def _row(ask: AdmittedAsk, its: AdmittedQuotas) -> Row:
         ids=ask.ids,
         plain_ids=ask.plain_ids,
         decision="admit",
-        charged=its.charged,
-        applied=its.applied,
-        source=its.source,
+        charged=admitted_quotas.charged,
+        applied=admitted_quotas.applied,
+        source=admitted_quotas.source,
     )
 
 
@@ -211,23 +211,25 @@ def _rows(rows: Sequence[Row], admissions: Admissions, equals: Sequence[_Equals]
             yield row
             continue
         place, at_ms, order, ids = ADMISSION.unpack_from(packed, at)
-        its = equals[place]
+        common_fields = equals[place]
         answer_at = at + ADMISSION.size
-        quotas = len(its.charges)
+        quotas = len(common_fields.charges)
         ids_at = admission_end(packed, answer_at, quotas)
         at = ids_at + ids
         numbers = admission_numbers(packed, answer_at, quotas)
-        yield _admission(its, at_ms, order, numbers, packed[ids_at:at])
+        yield _admission(common_fields, at_ms, order, numbers, packed[ids_at:at])
     if at > len(packed) or next(others, None) is not None:
         raise ValueError("too few admissions")
 
 
-def _admission(its: _Equals, at_ms: int, order: int, numbers: Sequence[float], outcomes: bytes) -> Row:
-    row = copy(its.row)
-    force_setattr(row, "at_ms", at_ms if its.at_ms is None else its.at_ms)
+def _admission(
+    common_fields: _Equals, at_ms: int, order: int, numbers: Sequence[float], outcomes: bytes
+) -> Row:
+    row = copy(common_fields.row)
+    force_setattr(row, "at_ms", at_ms if common_fields.at_ms is None else common_fields.at_ms)
     force_setattr(row, "order", None if order == NOT_ASKED else order)
     verdicts = []
-    for at, (quota, enforcement, usage, counts_ids) in enumerate(its.charges):
+    for at, (quota, enforcement, usage, counts_ids) in enumerate(common_fields.charges):
         observed, remaining = numbers[2 * at], numbers[2 * at + 1]
         ids = outcomes if counts_ids else NO_IDS
         verdicts.append(
@@ -238,18 +240,20 @@ def _admission(its: _Equals, at_ms: int, order: int, numbers: Sequence[float], o
 
 
 def admission_end(packed: bytes | bytearray, at: int, quotas: int) -> int:
-    """Where the answer ends that begins at ``at`` and admits an ask; no quotas have no answer."""
+    """The end of an admitting answer that begins at ``at``; without quotas there is no answer."""
     if not quotas:
         return at
     return at + 1 + quotas * (_TWO if packed[at] == BRIEF else _FULL).size
 
 
 def admission_numbers(packed: bytes, at: int, quotas: int) -> list[float]:
-    """What is observed and what remains of each quota, in order, in an answer that admits an ask."""
+    """The observed and remaining amounts of each quota, in order, in an admitting answer."""
     if not quotas:
         return []
     answer = packed[at + 1 : admission_end(packed, at, quotas)]
-    return [number for its in (_TWO if packed[at] == BRIEF else _FULL).iter_unpack(answer) for number in its]
+    return [
+        number for result in (_TWO if packed[at] == BRIEF else _FULL).iter_unpack(answer) for number in result
+    ]
 
 
 class _AdmissionsHead(Struct, array_like=True, frozen=True):
@@ -257,7 +261,7 @@ class _AdmissionsHead(Struct, array_like=True, frozen=True):
 
 
 class _BatchHead(Struct, array_like=True, frozen=True):
-    """A batch as far as its size is concerned; the rest is skipped."""
+    """The part of a batch that its size depends on; other fields are not decoded."""
 
     version: Raw
     id: Raw
@@ -274,7 +278,7 @@ _HEADS: Final = msgpack.Decoder(_BatchHead)
 
 
 def size_as_rows(packed: bytes) -> int:
-    """How many bytes a batch has if each of its rows has all of its own: the writer's memory follows these.
+    """The bytes that a batch would have if no rows shared an ask; the writer's memory grows with them.
 
     >>> size_as_rows(b"whatever is not a batch")
     23

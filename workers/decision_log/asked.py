@@ -1,4 +1,4 @@
-"""Makes verdicts of the asks in a batch: of the store's answers as they came."""
+"""Makes the verdicts of the asks in a batch from the store's raw answers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from app.store.encoding import BRIEF, FULL, STAMPED, decode_answer
 from app.store.port import ChargeResult
 
 _ALONE: Final = ChargeResult("admit")
-"""In the place of the store's result, for a quota that the node answered for alone."""
+"""The result for a quota that the node answered without the store."""
 _DIGEST_BYTES: Final = 8
 _FORMS: Final = (b"", *(bytes([form]) for form in (FULL, BRIEF, STAMPED)))
-"""How an answer begins that has results."""
+"""The first byte of a readable answer; an empty answer has no results."""
 
 
 class UnclearError(ValueError):
@@ -56,7 +56,7 @@ def with_verdicts(sent: SentBatch) -> Batch:
 
 
 class _Maker:
-    """Makes rows; each quota that a bucket charges becomes one of the batch's quotas."""
+    """Makes rows; each pair of a quota and a bucket becomes one of the batch's quotas."""
 
     def __init__(self, quotas: list[LoggedQuota]) -> None:
         self._sent = quotas
@@ -100,9 +100,9 @@ class _Maker:
         if ask.answer[:1] not in _FORMS or ask.alone > len(ask.quotas):
             raise ValueError("an answer of another form")
         results = decode_answer(ask.answer).results if ask.answer else ()
-        its = (*[_ALONE] * ask.alone, *results)
-        orders = (*[None] * ask.alone, *ask.orders) if ask.orders else [None] * len(its)
-        for place, bucket, result, order in zip(ask.quotas, ask.buckets, its, orders, strict=True):
+        all_results = (*[_ALONE] * ask.alone, *results)
+        orders = (*[None] * ask.alone, *ask.orders) if ask.orders else [None] * len(all_results)
+        for place, bucket, result, order in zip(ask.quotas, ask.buckets, all_results, orders, strict=True):
             quota = self._sent[place]
             key = KEYS[quota.quota]
             counts_ids = quota.algorithm == "producer_ids"
@@ -125,7 +125,7 @@ class _Maker:
             )
 
     def _place(self, place: int, bucket: str) -> int:
-        """Return the place of a quota that charges a bucket."""
+        """Return the place of a pair of a quota and a bucket among the batch's quotas."""
         found = self._places.get((place, bucket))
         if found is None:
             found = self._places[place, bucket] = len(self.quotas)

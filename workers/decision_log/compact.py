@@ -1,8 +1,8 @@
-"""Merges the small files of past hours, so that readers open few, and removes what was merged.
+"""Merges the small files of past hours, so that readers open few, and removes the sources.
 
-A merged file lists in its metadata the files that it was made from. Those are removed a while after it is in
-place, because readers may have listed them; meanwhile readers drop the duplicate rows. So no row is lost if a
-merge is cut short, or if two run at once.
+The metadata of a merged file lists its sources. These are removed a while after the merge, because readers
+may have listed them; meanwhile readers drop the duplicate rows. So no row is lost if a merge is cut short, or
+if two run at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workers.decision_log.schema import (
 
 MERGED: Final = "merged-"
 HOLDS: Final = b"quotagate.holds"
-"""The key of a merged file's metadata that holds the names of the files that it merged, as JSON."""
+"""The metadata key under which a merged file lists the names of its sources, as JSON."""
 
 SETTLED_MS: Final = 5 * 60_000
 """How long after its end an hour is merged, so that late batches are in."""
@@ -55,7 +55,7 @@ class Compactor:
 
     Args:
         stay_s: how long files stay after they were merged, and half-written ones after their last write.
-        large: the size in bytes from which a file is not merged any more, and which merged files aim at.
+        large: the size in bytes that merged files aim at; a file of this size is not merged again.
     """
 
     def __init__(self, folder: Folder, *, stay_s: float = STAY_S, large: int = LARGE) -> None:
@@ -63,7 +63,7 @@ class Compactor:
         self._stay_ms = stay_s * 1000
         self._large = large
         self._bad: set[str] = set()
-        """Files that could not be read: each is logged once, and left as it is."""
+        """Unreadable files: each is logged once, and not merged."""
 
     def compact(self, now_ms: int, over: Callable[[], bool] = lambda: False) -> int:
         """Merge files, and remove those that were merged earlier; return how many were merged.
@@ -92,7 +92,7 @@ class Compactor:
         return merged
 
     def _sweep(self, files: Sequence[fs.FileInfo], now_ms: int) -> None:
-        """Remove what a writer left half-written when it was killed."""
+        """Remove the half-written files of a writer that was killed."""
         for file in files:
             if file.base_name.startswith(ASIDE) and self._stayed(file, now_ms):
                 self._folder.remove(file.path)
@@ -131,7 +131,7 @@ class Compactor:
             yield group
 
     def _holds(self, file: fs.FileInfo) -> set[str] | None:
-        """The names of the files that it was merged from; None if it is gone, or not a file of ours."""
+        """The names of a file's sources; None if the file is gone, or is no file of the log."""
         if file.path in self._bad:
             return None
         try:
@@ -191,8 +191,8 @@ def merge(folder: Folder, inside: str, files: Sequence[fs.FileInfo]) -> None:
 class _Taken:
     """The rows of earlier files: for each batch its first and last place, if all places in between are there.
 
-    The writer leaves batches like that. Rows of other batches are all kept: readers drop a duplicate row, but
-    a row that is left out is lost.
+    Batches from the writer have no gaps. All rows of a batch with gaps are kept: readers drop a duplicate
+    row, but an omitted row is lost.
     """
 
     def __init__(self) -> None:

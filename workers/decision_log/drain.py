@@ -40,8 +40,8 @@ class Limits(NamedTuple):
     """The collected batches are written as soon as one of these is reached.
 
     Attributes:
-        packed: bytes, as if each row in the stream had its own ask; while they are written, they take about
-            ten times as much memory.
+        packed: bytes, by ``size_as_rows``; while batches are written, they take about ten times as much
+            memory.
     """
 
     rows: int = 50_000
@@ -117,7 +117,7 @@ class Drain:
                 await wait(over, self._again_at - self._clock())
 
     async def finish(self) -> None:
-        """Write what was collected. If that fails, it stays in the stream for the next leader."""
+        """Write the collected batches. If that fails, they stay in the stream for the next leader."""
         for _ in range(2):  # the lot being written, and the one collected behind it
             if self.error:  # an object store that is away takes a dozen seconds to fail
                 break

@@ -1,4 +1,4 @@
-"""Writes batches to files, one for each hour; sets aside those that cannot be read, for a newer writer."""
+"""Writes batches to one file per hour; sets unreadable batches aside for a newer writer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _read(
     found = [(entry, _decoded(entry)) for entry in entries]
     try:
         return found, table([batch for _, batch in found if isinstance(batch, Batch)])
-    except UnreadableError:  # one of them has a value that does not fit its column
+    except UnreadableError:  # a batch has a value that does not fit its column
         found = [(entry, _alone(batch)) for entry, batch in found]
         return found, table([batch for _, batch in found if isinstance(batch, Batch)])
 
@@ -159,7 +159,7 @@ def take_up(folder: Folder) -> int:
     taken = 0
     for file in folder.files(UNREADABLE):
         if file.base_name.startswith(ASIDE):
-            continue  # it was cut short while it was set aside, so the stream still has it
+            continue  # an unfinished copy: the stream still has the batch
         id_ = PurePosixPath(file.base_name).stem
         entry = StreamEntry(id_.encode(), folder.read(file.path), 0)
         if isinstance(_alone(_decoded(entry)), Batch):

@@ -119,7 +119,7 @@ class Folder:
                     os.rmdir(empty)  # noqa: PTH106
 
     def put(self, inside: str, name: str, content: pa.Table | bytes) -> None:
-        """Write rows as Parquet, or bytes as they are; the file appears complete or not at all."""
+        """Write rows as Parquet, or bytes unchanged; the file appears complete or not at all."""
         if isinstance(content, bytes):
             with self._put(inside, name) as path:  # noqa: SIM117  likewise
                 with self.filesystem.open_output_stream(path) as file:

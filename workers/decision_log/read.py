@@ -22,7 +22,7 @@ from workers.decision_log.schema import (
 )
 
 TRIES: Final = 3
-"""How often the files are listed: those of a past hour may be merged while they are read."""
+"""How often the files are listed: a merge may remove files while they are read."""
 
 
 def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None = None) -> pa.Table:
@@ -30,7 +30,7 @@ def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None =
 
     Args:
         url: the URL of the log.
-        since_ms, until_ms: the period; its end is not part of it.
+        since_ms, until_ms: the period, without its end.
 
     Raises:
         BadFileError: a file is corrupt, of another version, or lacks a column.
@@ -54,7 +54,7 @@ def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None =
 
 
 def distinct(rows: pa.Table) -> pa.Table:
-    """Each row once, in the order of their first places."""
+    """Each row once, in the order of first occurrence."""
     numbered = rows.select(IDENTITY).append_column("at", pa.array(range(rows.num_rows), pa.int64()))
     first = numbered.group_by(list(IDENTITY)).aggregate([("at", "min")])["at_min"]
     return rows if len(first) == rows.num_rows else rows.take(first.sort())

@@ -1,4 +1,4 @@
-"""Removes whole hours of the decision log: those that are too old, and the oldest if it is too large."""
+"""Removes whole hours of the decision log: expired ones, and the oldest if the log is too large."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.decision_log.schema import HOUR_MS, partition
 
 
 class Bounded(NamedTuple):
-    """What was removed to keep the log within its limit in bytes.
+    """The result of removing hours to keep the log within its limit in bytes.
 
     Attributes:
         hours: how many hours were removed; unreadable batches do not count.
@@ -62,8 +62,8 @@ def retain(folder: Folder, now_ms: int, kept_ms: int) -> int:
 def bound(folder: Folder, now_ms: int, most: int) -> Bounded:
     """Remove the oldest hours until the log has at most ``most`` bytes, but never the hour being written.
 
-    The current hour, later ones, the one that was last written to, and all hours after one that stays are
-    kept. So, as after `retain`, only the beginning of the log is missing.
+    The current hour, later hours, the hour last written to, and all hours after a kept hour stay. So, as
+    after `retain`, only the beginning of the log is missing.
 
     Raises:
         OSError: a file cannot be removed; the next call continues.

@@ -76,8 +76,8 @@ def table(batches: Sequence[Batch]) -> pa.Table:
     """The rows of batches, in order.
 
     Raises:
-        UnreadableError: one of them refers to something that it does not contain, or has a number that does
-            not fit its column.
+        UnreadableError: a batch refers to something that it does not contain, or has a number that does not
+            fit its column.
     """
     rows = [row for batch in batches for row in batch.rows]
     if not rows:
@@ -157,7 +157,7 @@ def _ids(joined: Sequence[bytes], digests: array[int]) -> pa.Array:
 
 
 def _struct(kind: pa.StructType, values: Sequence[tuple[Any, ...] | None]) -> pa.Array:
-    """Tuples as a struct column; its first field is not nullable, so it is empty where the struct is null."""
+    """Tuples as a struct column; the first field is not nullable, so it is empty in a null struct."""
     empty = ("", *(None,) * (kind.num_fields - 1))
     parts = zip(*(value or empty for value in values), strict=True)
     arrays = [pa.array(part, field.type) for part, field in zip(parts, kind, strict=True)]

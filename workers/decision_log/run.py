@@ -16,7 +16,7 @@ from app.node.own_name import own_name
 from app.node.settings import PREFIX, Settings
 from app.storage_location import InvalidLocationError
 from app.store.client import client_of
-from app.store.lease import Lease
+from app.store.leader_election import Contender
 from app.store.port import StoreError
 from workers.decision_log.compact import STAY_S, Compactor
 from workers.decision_log.drain import LIMITS, Drain, Limits, wait
@@ -94,7 +94,7 @@ class Worker:
         self._over_bound = False
         self._limits = limits
         self._times = times
-        self._lease = Lease(client, LEASE, own_name(), times.lease)
+        self._lease = Contender(client, LEASE, own_name(), times.lease)
         self._compactor = Compactor(folder, stay_s=times.stay)
         self._upkeep_failed = ""
 

@@ -1,7 +1,7 @@
 """The files of the decision log: their Arrow schema, their names, and how a reader checks them.
 
     LOG_URL/date=2026-11-21/hour=09/NAME.parquet       rows of that hour (UTC, of ``at_ms``)
-    LOG_URL/date=2026-11-21/hour=09/_NAME.parquet      one that is being written; readers skip it
+    LOG_URL/date=2026-11-21/hour=09/_NAME.parquet      a file being written; readers skip it
 
 Several files may hold the same row: if a writer ends after it wrote rows and before it acknowledged them, the
 next one writes them again. Rows with the same ``IDENTITY`` are one row.
@@ -34,8 +34,7 @@ SECRETS_KEY: Final = b"quotagate.secrets"
 ADDED: Final = {
     name: column.since for name, column in columns.by_name().items() if column.since > columns.OLDEST
 }
-"""The versions that added a column, or a field of a struct as ``verdicts.NAME``; all others are as old as
-``OLDEST``."""
+"""The version that added each column or struct field (``verdicts.NAME``); all others are from ``OLDEST``."""
 
 
 def _arrow(type_: columns.Type) -> pa.DataType:
@@ -68,7 +67,7 @@ _PARTITION: Final = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
 
 
 class BadFileError(ValueError):
-    """A file is not one of the decision log; the text names it, the field, and what would be right."""
+    """A file is not valid in the decision log; the text names the file, the field and the expected value."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {' '.join(why.split())}")
@@ -79,7 +78,7 @@ def texts_of(path: str, metadata: Mapping[bytes, bytes] | None, key: bytes, what
     """The texts under a key of a file's metadata, stored as JSON; empty if there is no such key.
 
     Raises:
-        BadFileError: it holds something else.
+        BadFileError: the key holds something else.
     """
     try:
         said = json.loads((metadata or {}).get(key, b"[]"))
@@ -101,7 +100,7 @@ def secrets_of(path: str, metadata: Mapping[bytes, bytes] | None) -> frozenset[s
     """The fingerprints in a file's metadata; empty for a file of an older version.
 
     Raises:
-        BadFileError: it holds something else.
+        BadFileError: the key holds something else.
     """
     return frozenset(texts_of(path, metadata, SECRETS_KEY, "fingerprints of secrets"))
 
@@ -200,7 +199,7 @@ def columns_of(schema: pa.Schema) -> list[str]:
 
 
 def as_now(rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Rows of any supported version with the columns of the newest; columns that they lack are null."""
+    """Rows of any supported version with the columns of the newest; missing columns are null."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     for column in SCHEMA:
         if column.name not in table.schema.names:

@@ -13,8 +13,8 @@ import typer
 
 from app.domain.digest import secret_of
 from app.run.commands import show
+from app.run.commands.node.target import check_url
 from app.run.commands.options import PlainErrorsGroup
-from app.run.commands.target import check_url
 from app.terminal import escape_output
 from workers.generate.drive import Drive, DriveFailedError, write_truth
 from workers.generate.progress import bar

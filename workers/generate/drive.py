@@ -1,7 +1,7 @@
-"""Sends traffic to running nodes over HTTP, and records the truth of what they answered.
+"""Sends traffic to running nodes over HTTP, and records the truth of their answers.
 
-What exact sets would have charged follows from the answers alone: an id must have been charged if its ask
-went on and no earlier ask had brought it in. The sums do not depend on the order of the decisions.
+The charges of exact sets follow from the answers alone: an id must have been charged if its ask went on and
+no earlier ask had brought it in. The sums do not depend on the order of the decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_S: Final = 30.0
 FOLLOWED_WITHIN_S: Final = 10.0
 OVERLOADED: Final = "urn:quotagate:overloaded"
 SHED_TIMES: Final = 10
-"""How often a call that a busy node shed is sent again; nothing of it was charged."""
+"""How often a call is sent again that a busy node shed without charging anything."""
 WENT_ON: Final = frozenset({"admit", "delay"})
 
 
@@ -37,13 +37,13 @@ class DriveFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What to send, and how.
+    """The traffic to send, and the way to send it.
 
     Attributes:
         urls: the nodes, which are asked in turn.
         at_once: the most calls in flight at a time.
         batch: how many asks a call carries; 1 asks without a batch.
-        paced: an ask is sent when its time comes, else as soon as there is room.
+        paced: an ask is sent at its own time; otherwise as soon as ``at_once`` allows.
         retries: how often a throttled ask is asked again, after its throttle_ms.
         longest_wait_ms: an ask with a longer wait is not sent again.
         key: the API key to send, if any.
@@ -105,7 +105,7 @@ class _Driven:
     Attributes:
         failed: asks that got no decision; whether they were charged is unknown.
         failures: some of the reasons, without repetition.
-        sources: how many answers had which source; an answer without the store charged nothing.
+        sources: the number of answers by source; an answer without the store charged nothing.
     """
 
     order: Drive
@@ -151,7 +151,7 @@ class _Driven:
     async def _until_followed(self, client: httpx.AsyncClient, node: str) -> None:
         """Wait until a node decides by the new quotas; the other nodes follow within a second."""
         someone = {"principal": "p", "ip": "10.0.0.1", "broker": "1", "listener": LISTENER}
-        wanted = {(entity, key) for entity, its in quotas.DEFINITIONS.items() for key in its}
+        wanted = {(entity, key) for entity, by_key in quotas.DEFINITIONS.items() for key in by_key}
         give_up = time.monotonic() + FOLLOWED_WITHIN_S
         while True:
             try:
@@ -217,7 +217,7 @@ class _Driven:
             self.failures.append(why)
 
     def _note(self, event: Event, decision: str, source: str) -> None:
-        """Record what an answer means for each id of its ask."""
+        """Record the effect of an answer on each id of its ask."""
         principal, now_ms = event.principal or "", _now_ms()
         self.sources[source] += 1
         went_on = decision in WENT_ON and source == "store"

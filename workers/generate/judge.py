@@ -28,12 +28,12 @@ MAX_IDS: Final = 1_000_000
 """No principal of this traffic comes near this capacity, so `capacity` never occurs as a reason."""
 
 ADMIT: Final = Ask()
-"""All that a bucket needs to know of an ask but its usage, which is in the charge."""
+"""The ask for every judgement: a bucket reads the usage from the charge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A quota as it applies to a bucket, in the domain's form and in that of a batch, and the bucket."""
+    """A quota as it applies to a bucket, in the forms of the domain and of a batch, and the bucket."""
 
     applied: AppliedQuota
     logged: LoggedQuota
@@ -53,8 +53,8 @@ class Judge:
         """Decide an event; returns its row, and for each id whether exact sets did not know it.
 
         Args:
-            order: its place in the store's order.
-            places: the quotas of the row's batch, each with its index there; the event's are added.
+            order: the event's place in the store's order.
+            places: the index of each quota in the row's batch; the event's quotas are added.
         """
         digests = tuple([digest(self._secret, event.principal or "", each) for each in event.ids])
         usage = event.usage

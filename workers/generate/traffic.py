@@ -1,4 +1,4 @@
-"""A seeded stream of asks: who produces with which producer ids, and who connects, and when.
+"""A seeded stream of asks: connections, and batches of producers with their ids.
 
 Every event is a function of the seed and its number, so the same seed gives the same events, and any part of
 the stream can be made without the parts before it.
@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 Cause = Literal["steady", "restart_loop", "renew_on_error", "per_batch"]
 
 CAUSES: Final[tuple[Cause, ...]] = ("steady", "restart_loop", "renew_on_error", "per_batch")
-"""How a producer gets its ids: one for life, one per restart (there are many), another after each error, or
-one per batch. The last three are the causes of too many ids that KIP-936 names."""
+"""How a producer gets its ids: one for life, one per restart (there are many), one after each error, or one
+per batch. KIP-936 names the last three as causes of too many ids."""
 
 WEIGHTS: Final = (80, 8, 6, 6)
 MOST_PRODUCERS: Final = 12
@@ -34,7 +34,7 @@ CONNECTING_IN_A_STORM: Final = 0.75
 """The share of events that are connections: after a deployment all clients connect again."""
 
 TWO_IDS: Final = 0.1
-"""The share of asks that name two producers at once, like those of a proxy that gathers requests."""
+"""The share of asks that name two producers at once, as a proxy that gathers requests does."""
 
 SMALLEST_BYTES: Final = 200
 SPREAD_OF_BYTES: Final = 1_000
@@ -70,7 +70,7 @@ class Event(NamedTuple):
 
     @property
     def usage(self) -> dict[str, float]:
-        """What the ask uses, besides its ids."""
+        """The usage of the ask, without its ids."""
         if self.principal is None:
             return {"connections": 1}
         return {"requests": 1, "produce_bytes": self.produce_bytes}
@@ -94,7 +94,7 @@ class Producer(NamedTuple):
     period_ms: int
 
     def id_at(self, at_ms: int, event: int) -> int:
-        """The producer id in use at a given time."""
+        """The id in use at a time; with the cause ``per_batch`` each event has an id of its own."""
         return self.number * GENERATIONS + self._generation(at_ms, event)
 
     def _generation(self, at_ms: int, event: int) -> int:

@@ -20,7 +20,7 @@ USES: Final = pa.schema(
         pa.field("principal", pa.string(), nullable=False),
         pa.field("id", pa.int64(), nullable=False),
         pa.field("digest", pa.int64()),  # as in the log; null where the traffic was sent to a node
-        pa.field("cause", pa.string(), nullable=False),  # how its producer comes by its ids
+        pa.field("cause", pa.string(), nullable=False),  # how its producer gets ids
         pa.field("new", pa.bool_(), nullable=False),  # exact sets did not know it
         pa.field("charged", pa.bool_(), nullable=False),  # exact sets would have charged it
         pa.field("decision", pa.string(), nullable=False),

@@ -1,7 +1,7 @@
 """Writes a decision log of any size, decided as nodes would decide, straight to Parquet, and its truth.
 
-Several programs share the work. Each decides the asks of its part of the principals, as their node would, and
-one of them also decides the connections. The folders appear at the end, complete.
+Several programs share the work. Each decides the asks of its part of the principals like a node, and one of
+them also decides the connections. The folders appear at the end, complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from workers.generate.truth import Truth, Use, write_totals
 ROWS_OF_A_BATCH: Final = 100
 BATCHES_AT_ONCE: Final = 200
 ORDER_OF_A_CALL: Final = 128
-"""By how much the order grows in a microsecond, as the store's does."""
+"""The growth of the order in a microsecond, as in the store's order."""
 
 LOOK_EVERY_S: Final = 0.2
 WHO: Final = "quotagate generate"
@@ -40,7 +40,7 @@ WHO: Final = "quotagate generate"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to write.
+    """The log to write.
 
     Attributes:
         start_ms: when the traffic begins.
@@ -157,10 +157,10 @@ class _Share:
         rows = 0
         schema = with_secrets(SCHEMA, [fingerprint(self._order.secret)])
         events = self._order.traffic.stream(self._is_mine)
-        for hour_ms, its_events in itertools.groupby(events, self._hour_ms):
+        for hour_ms, hour_events in itertools.groupby(events, self._hour_ms):
             folder = self._log / partition(hour_ms)
             folder.mkdir(parents=True, exist_ok=True)
-            batches = self._batches(its_events)
+            batches = self._batches(hour_events)
             with pq.ParquetWriter(folder / f"{self._node}.parquet", schema, compression="zstd") as writer:
                 while some := list(itertools.islice(batches, BATCHES_AT_ONCE)):
                     writer.write_table(table(some))

@@ -1,1 +1,1 @@
-"""Spark jobs over the decision log: audits that prove the limits held, and what rebuilds a lost store."""
+"""Spark jobs over the decision log: audits that prove the limits held, and backfills of a lost store."""

@@ -1,6 +1,6 @@
-"""Assertions, computed with Spark: what every bucket should hold at a moment.
+"""Assertions, computed with Spark: the content that every bucket should have at a moment.
 
-They follow from the decision log, or from a foreign history. The job writes them as Parquet, and last a
+They follow from the decision log, or from a foreign history. The job writes them as Parquet, and finally a
 manifest, which marks the folder as complete.
 """
 
@@ -63,7 +63,7 @@ STATE_COLUMNS: Final = (
 
 
 class Written(NamedTuple):
-    """What a run wrote: how many assertions, of which moment, and whether rates are among them."""
+    """The result of a run: the number of assertions, their moment, and whether they include rates."""
 
     assertions: int
     at_ms: int
@@ -95,7 +95,7 @@ def write_assertions(
         fingerprints = Fingerprints(known)
         logged = log.read(spark, arguments.log, period, fingerprints.check)
         if at_ms is None:
-            # The store's time, if it decided anything: a row without it has its node's, which may be ahead.
+            # The store's time, if the store decided anything: a node's clock may be ahead.
             by_store = f.max(f.when(f.col("order").isNotNull(), f.col("at_ms")))
             at_ms = _last_ms(logged, f.coalesce(by_store, f.max("at_ms")))
         rates, known = is_whole(logged), fingerprints.known
@@ -138,7 +138,7 @@ def _last_ms(rows: DataFrame, time: Column) -> int:
 
 
 def from_log(rows: DataFrame, at_ms: int, max_ids: int, *, rates: bool) -> DataFrame:
-    """What buckets hold at a moment after all rows; ``rates`` only for a log that has every decision."""
+    """The content of buckets at a moment after all rows; ``rates`` only for a log that has every decision."""
     wrote_ids = (f.size("charged_ids") > 0) | (f.size("refreshed_ids") > 0)
     is_rate = f.col("algorithm") != "producer_ids"
     writes = by_bucket(rows).where(f.coalesce(wrote_ids, f.lit(False)) | (is_rate & f.lit(rates)))
@@ -153,7 +153,7 @@ def from_log(rows: DataFrame, at_ms: int, max_ids: int, *, rates: bool) -> DataF
 def from_history(
     uses: DataFrame, at_ms: int, window_ms: int, layers: Layers, max_ids: int, secret: bytes
 ) -> DataFrame:
-    """What the producer-id buckets should hold at a moment, from a foreign history."""
+    """The content that producer-id buckets should have at a moment, from a foreign history."""
     replay = foreign.replaying(at_ms, window_ms, layers, max_ids, secret)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""The job `backfill`: what every bucket should hold at a moment, from the log or from a foreign history.
+"""The job `backfill`: the content of every bucket at a moment, from the log or from a foreign history.
 
 The arguments are here; ``assertions`` computes the result with Spark.
 """

@@ -35,7 +35,7 @@ class WrittenIds(ExactIds):
         self.written = {id_: at + by_ms for id_, at in self.written.items()}
 
     def write(self, id_: bytes, now_ms: int, layers: Layers, max_ids: int) -> None:
-        """Put an id into the open layer, as the log says happened, if there is room for it."""
+        """Put an id into the open layer, as logged, if there is room for it."""
         self.forget(id_)
         if self.remembered(now_ms, layers) < max_ids:
             self.adopt(id_, now_ms, layers)
@@ -55,7 +55,7 @@ class IdsState:
 
     Attributes:
         subject: quota key, name and identity of the bucket.
-        quota: as of the last write; None before.
+        quota: the quota of the last write; None before.
     """
 
     subject: Subject
@@ -64,7 +64,7 @@ class IdsState:
     state: WrittenIds = field(default_factory=WrittenIds)
 
     def apply(self, row: BucketRow) -> None:
-        """Apply what a decision wrote to the bucket."""
+        """Apply the writes of a decision to the bucket."""
         self.quota = quota = row.as_quota()
         now_ms = corrected_now("admit", quota, IdsBucket(self.max_ids, self.state), row.at_ms)
         charged = digests_of(row.charged_ids)
@@ -82,7 +82,7 @@ class IdsState:
             self.state.refresh(id_, at_ms, quota.layers, quota.limit, self.max_ids)
 
     def assertions(self, at_ms: int) -> Iterator[Assertion]:
-        """What the bucket holds at a moment after its last row."""
+        """The content of the bucket at a moment after its last row."""
         quota, state = self.quota, self.state
         if quota is None:
             return
@@ -113,7 +113,7 @@ class LevelState:
     quota: Quota | None = None
 
     def apply(self, row: BucketRow) -> None:
-        """Apply what a decision wrote to the bucket."""
+        """Apply the writes of a decision to the bucket."""
         quota = row.as_quota()
         mode: Mode = "refund" if row.mode == "refund" else "admit"
         now_ms = corrected_now(mode, quota, self.level, row.at_ms)
@@ -128,7 +128,7 @@ class LevelState:
             self.level.charge(charge)
 
     def assertions(self, at_ms: int) -> Iterator[Assertion]:
-        """What the bucket holds at a moment after its last row."""
+        """The content of the bucket at a moment after its last row."""
         quota = self.quota
         if quota is None:
             return

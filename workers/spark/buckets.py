@@ -28,16 +28,16 @@ Orders = dict[tuple[str, str], list[int]]
 
 
 class BucketRow(NamedTuple):
-    """A row of ``by_bucket``: one verdict, and what its bucket needs to know of the ask.
+    """A row of ``by_bucket``: one verdict, and the fields of the ask that its bucket needs.
 
     Attributes:
         key: identifies the bucket; it changes when a change of the quota starts an empty bucket.
         is_refused: the ask was refused, by this quota or another: nothing was charged.
         byte_delay_ms: the largest delay that a byte rate gave to the same ask.
         ids: the ask's producer ids as signed integers; None for other quotas.
-        how: ``alone`` if the node gave the verdict from what it knew of the ids, and ``renewal`` if it wrote
-            such ids again; ``lease`` if the usage is held; ``settlement`` if it was spent of a lease;
-            ``undone`` if the charge was taken back later, and ``undo`` if this gives back; else empty.
+        how: ``alone`` if the node decided from known ids, and ``renewal`` if it wrote known ids again;
+            ``lease`` if the usage is held, and ``settlement`` if it was spent of a lease; ``undone`` if the
+            charge was taken back later, and ``undo`` if this row takes one back; else empty.
         lease, lease_ms: the name of that lease, and how long it lasts.
     """
 
@@ -112,13 +112,12 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     """The verdicts that the store gave, grouped by bucket and in the store's order.
 
     Rows of kind ``ids`` (charges of asks that are not logged, and ids refreshed for asks that a node refused
-    itself), ``renewal``, ``late``, ``lease``, ``settlement``, ``undone`` and ``undo`` are included, and
-    verdicts that a node gave from what it knew of ids, at the place of their time. Answers repeated to a
-    retry are left out.
+    itself), ``renewal``, ``late``, ``lease``, ``settlement``, ``undone`` and ``undo`` are included. So are
+    verdicts that a node gave from known ids, placed by their time. Answers repeated to a retry are left out.
     """
     by_store = (f.col("source") == "store") | (f.col("failure") == "store_full")
-    # In several slots of a cluster each verdict has its own place; one without was not given by the store, or
-    # by a look, or its charge was taken back, and has a row of its own.
+    # In several slots of a cluster each verdict has its own place. A verdict without a place was not given by
+    # the store, comes from a ``look``, or has a row of its own because its charge was taken back.
     own_places = f.exists("verdicts", lambda one: one["bucket_order"].isNotNull())
     decided = f.col("order").isNotNull() & (by_store | own_places) & ~f.col("replayed")
     is_leased = f.col("kind").isin("lease", "settlement")
@@ -128,7 +127,7 @@ def by_bucket(rows: DataFrame) -> DataFrame:
     verdict = f.col("verdict")
     exploded = rows.where(written | answered_alone()).select(
         "kind",
-        # of an answer without the store: after all that the node can have known then
+        # without the store: after everything that the node can have known at that time
         f.coalesce("order", (f.col("at_ms") + 1) * ORDERS_PER_MS - 1).alias("order"),
         "at_ms",
         "principal",
@@ -168,7 +167,7 @@ def by_bucket(rows: DataFrame) -> DataFrame:
 
 
 def bucket_events(rows: DataFrame) -> tuple[Orders, Orders]:
-    """When buckets were reset, and when a backfill was loaded into them; there are few of both."""
+    """The resets of buckets, and the backfills loaded into them; there are few of both."""
     resets: Orders = {}
     loads: Orders = {}
     is_reset = f.col("kind") == "reset"
@@ -182,9 +181,9 @@ def bucket_events(rows: DataFrame) -> tuple[Orders, Orders]:
 
 
 def answered_alone() -> Column:
-    """Whether a node decided a row by what it knew of producer ids, without asking the store at all.
+    """Whether a node decided a row from known producer ids, without asking the store at all.
 
-    An ask that the throttle factor held is also decided without the store, but by no quota of ids.
+    The throttle factor also decides asks without the store, but it is no quota of ids.
     """
     by = f.col("limited_by")["quota"]
     only = (f.size("verdicts") == 1) & (f.col("verdicts")[0]["algorithm"] == "producer_ids")
@@ -221,13 +220,13 @@ def bucket_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[BucketRow]:
 
 
 def from_store() -> Column:
-    """Whether a row is a decision of the store, or the repetition of one to a retry."""
+    """Whether a row is a decision of the store, or its repetition to a retry."""
     return (f.col("kind") == "decision") & (f.col("source") == "store")
 
 
 def without_store() -> Column:
-    """Whether a row is a decision without the store, whose call may have charged the buckets all the same."""
-    unanswered = f.col("order").isNull()  # a full store answers, and says what it charged
+    """Whether a row is a decision without the store; the failed call may still have charged buckets."""
+    unanswered = f.col("order").isNull()  # a full store answers with its charges
     return (f.col("kind") == "decision") & (f.col("source") == "fallback") & unanswered
 
 
@@ -237,7 +236,7 @@ def charges_apart() -> Column:
 
 
 def charging_mode() -> Column:
-    """Whether a row's mode is one that charges."""
+    """Whether a row's mode charges."""
     return f.col("mode").isin("admit", "record")
 
 

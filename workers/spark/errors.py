@@ -1,6 +1,6 @@
 """The errors that end a job; each has the exit code, and its message is for the person who started the job.
 
-JobError            exit code 1: the job cannot be done, or a file is not what it should be
+JobError            exit code 1: the job cannot be done, or a file is invalid
 └── JobUsageError   exit code 2: the command line or a setting can never work
 """
 
@@ -36,10 +36,10 @@ class JobUsageError(JobError):
 
 
 def translate(error: Exception, url: str = "") -> str:
-    """Return an error of Spark or Hadoop for people: what is wrong, without Java's classes and stack.
+    """Return the cause of an error of Spark or Hadoop for people, without Java's classes and stack.
 
     Args:
-        url: a URL whose secrets the error may hold.
+        url: a URL whose secrets the error may contain.
     """
     java = getattr(error, "java_exception", None)
     text = f"{error}" if java is None else f"{java.toString()}\n{error}"

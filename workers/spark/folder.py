@@ -23,7 +23,7 @@ class OutputFolder:
     """A context for writing a folder, which is renamed to its final name on success, and removed on failure.
 
     Args:
-        overwrite: replace a folder of this name; otherwise an existing one is an error.
+        overwrite: replace a folder of this name; without it, an existing folder is an error.
 
     Attributes:
         renames_at_once: whether the filesystem renames a folder in one step.

@@ -1,6 +1,6 @@
-"""A history from another system: who used which producer id when, in Parquet or JSON.
+"""A history from another system: each use of a producer id by a principal, in Parquet or JSON.
 
-From it follows what the producer-id buckets should hold: a use charges an id that no layer holds.
+The content of the producer-id buckets follows from it: a use charges an id that no layer holds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TYPE: Final = "_type"
 """The column with the JSON type of the id; null for Parquet, where a column has one type."""
 
 ID_TYPES: Final = ("BIGINT", "STRING")
-"""The types that `POST /v1/decide` accepts: not 4711.0, whose text would differ from that of 4711."""
+"""The types that `POST /v1/decisions` accepts: not 4711.0, whose text differs from "4711"."""
 
 YEARS: Final = (946_684_800_000, 7_258_118_400_000)
 """The years 2000 to 2199: a time in seconds or microseconds is far outside."""
@@ -57,7 +57,7 @@ ColumnPaths = tuple[tuple[tuple[str, ...], str], ...]
 """The path and the type of the principal, the id and the time."""
 
 CHARGES: Final = 1_000_000
-"""A limit for the replayed quota, which decides nothing: the history is taken as it is."""
+"""The limit of the replayed quota. It decides nothing: every use in a history is accepted."""
 
 PARQUET_TYPES: Final[Mapping[str, Sequence[str]]] = {
     "principal": ("string",),
@@ -186,7 +186,7 @@ def _why_not_json(begins: bytes) -> str | None:
 
 
 def _parquet(spark: SparkSession, files: HistoryFiles, columns: HistoryColumns) -> DataFrame:
-    """The files, read together as far as their columns have the same types."""
+    """The rows of all files; files whose columns have the same types are read together."""
     alike: dict[ColumnPaths, list[str]] = {}
     for file, found in files.each(files.columns):
         paths = _column_paths(file.name, {**found, **dict.fromkeys(files.partitions, "string")}, columns)
@@ -200,7 +200,7 @@ def _column_paths(file: str, found: Columns, columns: HistoryColumns) -> ColumnP
     """The path and the type of each of the three columns.
 
     Raises:
-        JobError: one is missing or has another type; the message says which are there.
+        JobError: a column is missing or has another type; the message lists the existing columns.
     """
     paths = []
     for role, name in asdict(columns).items():
@@ -243,7 +243,7 @@ def _column(path: Sequence[str]) -> Column:
 
 
 def _at_ms(column: Column, type_: str) -> Column:
-    """A time in milliseconds, from a number of them, a timestamp, or the text of either; null if invalid."""
+    """A time in milliseconds, from a number, a timestamp, or the text of either; null if invalid."""
     if type_ == NANOSECONDS:
         return f.call_function("div", column, f.lit(NANOS_PER_MS))
     if type_ in {"bigint", UNSIGNED}:
@@ -260,7 +260,7 @@ def _check(uses: DataFrame, url: str, columns: HistoryColumns) -> None:
     """Refuse a history with an unreadable row, or a missing or invalid value.
 
     Raises:
-        JobError: names the file, the field, what would be right, and the row.
+        JobError: names the file, the field, the expected value, and the row.
     """
     wrong: list[tuple[str, Column, str]] = [
         ("", f.col(CORRUPT).isNotNull(), "a line is not a JSON object"),

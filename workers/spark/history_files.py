@@ -17,7 +17,7 @@ from workers.spark.errors import JobError, translate
 from workers.spark.log import READERS, escape_pattern
 
 BEGINNING: Final = 256
-"""How many bytes of a file tell its format."""
+"""The number of bytes that are read to recognize a file's format."""
 
 PARQUET: Final = b"PAR1"
 GZIP: Final = b"\x1f\x8b"
@@ -63,7 +63,7 @@ _PRIMITIVE: Final = {
 }
 
 Columns = Mapping[str, "str | Columns"]
-"""The type of each column by name; a column with fields has those of its fields."""
+"""The type of each column by name; for a column with fields, the types of its fields."""
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class HistoryFiles:
         """The columns of a Parquet file.
 
         Raises:
-            JobError: it is not Parquet, or damaged; the message names it, and says what it seems to be.
+            JobError: the file is damaged or not Parquet; the message names it and its apparent format.
         """
         source = self._jvm.org.apache.parquet.hadoop.util.HadoopInputFile
         try:
@@ -179,7 +179,7 @@ class HistoryFiles:
 
 
 def find(columns: Columns, name: str) -> tuple[str, ...] | None:
-    """The path of a column: of the one with exactly this name, else of the field that its dots lead to.
+    """The path of the column with exactly this name, else of the field that the name's dots lead to.
 
     >>> find({"a.b": "int", "a": {"b": "int", "c.d": "int"}}, "a.b")
     ('a.b',)

@@ -34,7 +34,7 @@ from workers.spark.errors import JobError, JobUsageError
 READERS: Final = 16
 """How many footers are read at a time: on an object store each is a round trip."""
 MANY_BATCHES: Final = 1_000
-"""If more batches than this are repeated, all rows are compared instead of only theirs."""
+"""If more batches than this are repeated, the rows of all batches are compared."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 AZURE: Final = ".dfs.core.windows.net"
 
@@ -63,7 +63,7 @@ class Period:
         Period(from_ms=1795255200000, to_ms=None)
 
         Raises:
-            JobUsageError: one is not an instant, or the end is not after the beginning.
+            JobUsageError: a text is not an instant, or the end is not after the beginning.
         """
         period = cls(parse_instant("--from", from_), parse_instant("--to", to))
         if period.from_ms is not None and period.to_ms is not None and period.to_ms <= period.from_ms:
@@ -119,7 +119,7 @@ def read(spark: SparkSession, url: str, period: Period, check: FooterCheck | Non
 
 
 def read_all(spark: SparkSession, url: str, period: Period, check: FooterCheck | None = None) -> DataFrame:
-    """The rows of a period as they are in the files: at least once.
+    """The rows of a period, including duplicates.
 
     Raises:
         JobError: as ``read``.
@@ -160,8 +160,8 @@ class Fingerprints:
     """Checks the secret of each file of a log.
 
     Attributes:
-        known: the fingerprint that all files must have: the deployment's, else that of the first file which
-            has one. None until then.
+        known: the fingerprint that all files must have: the deployment's, else the first one found in a file.
+            None until then.
     """
 
     def __init__(self, known: str | None) -> None:
@@ -169,11 +169,11 @@ class Fingerprints:
         self._owner = "this deployment"
 
     def check(self, file: str, footer: pq.FileMetaData) -> None:
-        """Check one file. A file of an older writer names no secret, and passes.
+        """Check one file. Files of older writers name no secret, and pass.
 
         Raises:
             JobError: the file names another secret.
-            BadFileError: the names of its secrets cannot be read.
+            BadFileError: the file's fingerprints cannot be read.
         """
         for fingerprint in sorted(secrets_of(file, footer.metadata)):
             if self.known is None:
@@ -188,7 +188,7 @@ class Fingerprints:
 
 
 def _checked_files(url: str, period: Period, check: FooterCheck | None) -> list[str]:
-    """The files of a period, once every file is known to be of this version and to have every column."""
+    """The files of a period, after checking that each has a supported version and every column."""
     location = location_of(url)
     name = location.name
     try:

@@ -25,7 +25,7 @@ VECTOR: Final = "jdk.incubator.vector"
 """A module that Spark 4 requests on its command line; a reduced Java does not have it."""
 
 # Spark's launcher always adds these arguments. A Java without the module does not start, and a newer Java
-# warns about a package that it no longer has. So `java` is a script that removes them.
+# warns about a package that it no longer has. So `java` is a script that removes these arguments.
 SHIM: Final = """#!/bin/sh
 for a; do
   shift
@@ -45,7 +45,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-    # for histories, whose columns may be A and a, and whose times may be pandas' nanoseconds
+    # for histories, which may have both columns A and a, and pandas' nanoseconds as times
     "spark.sql.caseSensitive": "true",
     "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
@@ -114,7 +114,7 @@ def spark_session(
 
 
 def packed(folder: Path) -> str:
-    """An archive of this code, for executors that have the packages it needs, but not the code."""
+    """An archive of this code, for executors that have its dependencies, but not the code."""
     archive = folder / "quotagate.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packing:
         for package in PACKAGES:

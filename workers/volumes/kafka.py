@@ -160,7 +160,7 @@ def _describe_volumes(
 
 
 def _sizes(error_code: int, total_bytes: int, usable_bytes: int) -> tuple[int | None, int | None]:
-    """The sizes of a directory; those of an offline one are -1, which means unknown."""
+    """The sizes of a directory; None if it is offline, or if the broker answers -1 (unknown)."""
     if error_code:
         return None, None
     return (total_bytes if total_bytes >= 0 else None), (usable_bytes if usable_bytes >= 0 else None)

@@ -2,7 +2,8 @@
 
 The leader holds a lease; the others wait for it. The lease is shorter than an interval, so if the leader dies
 or hangs, another takes over within two intervals. A former leader that wakes up late is fenced off by the
-store (``app/store/lease.py``). All state is in the record, so a new leader continues where the old one was.
+store (``app/store/leader_election.py``). All state is in the record, so a new leader continues where the
+old one stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from app.domain.volumes import (
     after_observation,
     start_state,
 )
-from app.store.lease import Lease
+from app.store.leader_election import Contender
 from app.store.port import StoreError
 from app.store.volumes import Reading, VolumeRecord, change
 
@@ -40,7 +41,7 @@ log: Final = structlog.get_logger("quotagate.volumes")
 
 
 class VolumeSource(Protocol):
-    """Where observations come from, such as ``workers/volumes/kafka.py``."""
+    """A source of observations, such as ``workers/volumes/kafka.py``."""
 
     async def observe(self, within_s: float) -> Observation:
         """Observe every broker, and return within so many seconds.
@@ -66,7 +67,7 @@ class Observer:
         self,
         source: VolumeSource,
         record: VolumeRecord,
-        lease: Lease,
+        lease: Contender,
         rules: VolumeRules,
     ) -> None:
         self._source = source

@@ -1,9 +1,9 @@
 """Gathering for a cluster: a gatherer and a circuit for each primary, and asks that need several of them.
 
-A request whose buckets are all with one primary, each ask's in one slot, goes to that primary's gatherer as
-it is. Any other is decided in phases (``app.admission.cluster.several_slots``). The parts of its asks for one
-phase are sent at once, to each primary in the order of the asks. Asks of a batch that share a bucket keep
-their order.
+A request goes unchanged to one primary's gatherer if that primary has all its buckets, each ask's in one
+slot. Any other request is decided in phases (``app.admission.cluster.several_slots``). The parts of its asks
+for one phase are sent at once, to each primary in the order of the asks. Asks of a batch that share a bucket
+keep their order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import Any, Final, NamedTuple, cast
 import structlog
 from msgspec import structs
 
-from app.admission.cluster.several_slots import Came, Phase, SlotPlan, Steps, decide, groups_in, is_refusal
+from app.admission.cluster.several_slots import (
+    Phase,
+    SlotPlan,
+    SlotResult,
+    Steps,
+    decide,
+    groups_in,
+    is_refusal,
+)
 from app.admission.errors import AdmissionError
 from app.admission.gathering.circuit import PAUSES_S, Circuit
 from app.admission.gathering.gatherer import CLOSE_WITHIN_S, Gatherer, Gathering, finish_group
@@ -27,14 +35,13 @@ from app.node.shortage import Resource
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import release_plan, undo_plan
 from app.store.keys import retry_key, short
-from app.store.port import NONE_KNOWN, Answer, Fault, Plan, StoreError, Undone
-from app.store.port import Came as CallCame
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Fault, Plan, StoreError, Undone
 
 log: Final = structlog.get_logger("quotagate.store")
 
 
-class Reached(NamedTuple):
-    """A primary, with what is in front of it."""
+class ConnectedPrimary(NamedTuple):
+    """A primary, with its circuit and its gatherer."""
 
     store: PrimaryStore
     circuit: Circuit
@@ -42,7 +49,7 @@ class Reached(NamedTuple):
 
 
 class _PrimaryMetrics:
-    """The metrics of one circuit of several; the state of the store is that of all of them."""
+    """The metrics of one of several circuits; the store's state is computed over all of them."""
 
     def __init__(self, metrics: Metrics, changed: Callable[[], None]) -> None:
         self._metrics = metrics
@@ -61,16 +68,16 @@ class _PrimaryMetrics:
         self._changed()
 
 
-class Running:
+class AskInProgress:
     """One ask of a request while it is decided.
 
     Attributes:
-        phases: by key that it touches, in which phase it charges or reads that.
-        wants: what it wants to send next, and in which phase; None once it has an answer or an error.
+        phases: the phase in which it charges or reads each key.
+        wants: the next phase and the plans to send in it; None once it has an answer or an error.
         is_refused: whether its answer is a refusal; None before.
-        last_phase: that of what was sent last, except for undos.
+        last_phase: the phase of the plans sent last, undos excepted.
         undone: its charges that were taken back this time.
-        earlier: what was answered when it was decided before.
+        earlier: its answer when it was decided before.
     """
 
     def __init__(
@@ -98,7 +105,7 @@ class Running:
 
     @property
     def is_single(self) -> bool:
-        """Whether all of it is in one slot."""
+        """Whether all its keys are in one slot."""
         return len(set(self.slots)) == 1
 
     def begin(self, phase: Phase | None) -> None:
@@ -109,22 +116,22 @@ class Running:
         self.steps = decide(self.plan, _groups_of(self.plan, self.slots), sequential=self.sequential)
         self._step(None)
 
-    def came(self, came: list[Came]) -> None:
-        """Go on with what came of what it wanted."""
+    def receive(self, results: list[SlotResult]) -> None:
+        """Continue with the results of the plans in ``wants``."""
         if self.steps is not None:
-            self._step(came)
+            self._step(results)
             return
-        (its,) = came
+        (result,) = results
         self.wants = None
-        if isinstance(its, Answer):
-            self._ended(its)
-        elif isinstance(its, Exception):
-            self._failed(its)
+        if isinstance(result, Answer):
+            self._ended(result)
+        elif isinstance(result, Exception):
+            self._failed(result)
 
-    def _step(self, came: list[Came] | None) -> None:
+    def _step(self, results: list[SlotResult] | None) -> None:
         assert self.steps is not None
         try:
-            self.wants = next(self.steps) if came is None else self.steps.send(came)
+            self.wants = next(self.steps) if results is None else self.steps.send(results)
         except StopIteration as ended:
             self.wants = None
             self._ended(ended.value)
@@ -145,9 +152,11 @@ class Running:
                 earlier = structs.replace(answer.earlier, earlier=earlier)
             self.answer = structs.replace(answer, undone=undone, earlier=earlier)
 
-    def again(self) -> Running:
-        """The same ask, to be decided once more; what it wrote this time stays part of its answer."""
-        return Running(self.place, self.plan, self.slots, sequential=self.sequential, earlier=self.answer)
+    def again(self) -> AskInProgress:
+        """The same ask, to be decided once more; the present answer becomes part of the next one."""
+        return AskInProgress(
+            self.place, self.plan, self.slots, sequential=self.sequential, earlier=self.answer
+        )
 
     def _failed(self, error: Exception) -> None:
         self.error, self.is_refused = error, True
@@ -156,7 +165,7 @@ class Running:
 class ClusterGatherer(Gathering):
     """Decides the asks of all requests by the primaries of a cluster.
 
-    It is what ``Gatherer`` and ``Circuit`` are for a single primary.
+    It replaces the ``Gatherer`` and the ``Circuit`` of a single primary.
 
     Args:
         budget_s, queue_s, queued: as for ``Gatherer``.
@@ -182,7 +191,7 @@ class ClusterGatherer(Gathering):
         self._metrics = metrics
         self._gathering: dict[str, Any] = {"budget_s": budget_s, "queue_s": queue_s, "queued": queued}
         self._queue_s = queue_s
-        self._reached: dict[Address, Reached] = {}
+        self._primaries: dict[Address, ConnectedPrimary] = {}
         self._deciding: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -194,8 +203,8 @@ class ClusterGatherer(Gathering):
     def error(self) -> StoreError | None:
         """Why no primary can be asked; None while any can."""
         error = None
-        for reached in self._reached.values():
-            error = reached.circuit.error
+        for primary in self._primaries.values():
+            error = primary.circuit.error
             if error is None:
                 return None
         return error or self._cluster.error or StoreError("connection", "no primary is known")
@@ -206,7 +215,7 @@ class ClusterGatherer(Gathering):
         while self._starting:
             await asyncio.wait(self._starting)
         self._look_again()
-        if not self._reached:
+        if not self._primaries:
             log.warning("the cluster is not available", why=str(self._cluster.error))
             self._watch_soon()
 
@@ -215,7 +224,7 @@ class ClusterGatherer(Gathering):
         self._start(self._watch(), "find the primaries")
 
     async def _watch(self) -> None:
-        while not self._reached and not self._is_closed:
+        while not self._primaries and not self._is_closed:
             await asyncio.sleep(PAUSES_S[-1])
             await self._cluster.refresh()
 
@@ -225,19 +234,21 @@ class ClusterGatherer(Gathering):
             task.cancel()
         if self._starting:
             await asyncio.wait(self._starting)
-        for reached in self._reached.values():
-            await reached.circuit.stop()
-            await reached.store.close()
+        for primary in self._primaries.values():
+            await primary.circuit.stop()
+            await primary.store.close()
 
     def _begin(self, store: PrimaryStore) -> None:
         metrics = cast("Metrics", _PrimaryMetrics(self._metrics, self._look_again))
         circuit = Circuit(store, metrics)
-        self._reached[store.address] = Reached(store, circuit, Gatherer(circuit, **self._gathering))
+        self._primaries[store.address] = ConnectedPrimary(
+            store, circuit, Gatherer(circuit, **self._gathering)
+        )
         self._start(circuit.start(), "examine a primary")
 
     def _end(self, store: PrimaryStore) -> None:
-        reached = self._reached.pop(store.address)
-        self._start(self._leave(reached), "leave a primary")
+        primary = self._primaries.pop(store.address)
+        self._start(self._leave(primary), "leave a primary")
         self._look_again()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -246,41 +257,43 @@ class ClusterGatherer(Gathering):
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _leave(self, reached: Reached) -> None:
-        reached.store.give_up(StoreError("connection", "the primary has no slots any more"))
-        await reached.gatherer.close()
-        await reached.circuit.stop()
-        await reached.store.close()
+    async def _leave(self, primary: ConnectedPrimary) -> None:
+        primary.store.give_up(StoreError("connection", "the primary has no slots any more"))
+        await primary.gatherer.close()
+        await primary.circuit.stop()
+        await primary.store.close()
 
     def _look_again(self) -> None:
-        """Put together what the examinations found."""
-        found = {fault.name: fault for each in self._reached.values() for fault in each.circuit.faults}
-        away = [each.circuit.error for each in self._reached.values() if each.circuit.error is not None]
+        """Combine the findings of the examinations."""
+        found = {fault.name: fault for each in self._primaries.values() for fault in each.circuit.faults}
+        away = [each.circuit.error for each in self._primaries.values() if each.circuit.error is not None]
         if away and self.error is None:
-            lost = Fault("primary_away", f"{len(away)} of {len(self._reached)} primaries are away: {away[0]}")
+            lost = Fault(
+                "primary_away", f"{len(away)} of {len(self._primaries)} primaries are away: {away[0]}"
+            )
             found["primary_away"] = lost
         self.faults = tuple(found.values())
         self._metrics.set_store_state(away=self.error is not None, faults=list(found))
 
-    # What ``StoreCalls`` has, for one slot
+    # The methods of ``StoreCalls``, for one slot
 
-    def ask(self, plans: Sequence[Plan], done: CallCame) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         """Decide plans of one slot in one call."""
-        reached = self._of_slot(plan_slots(plans[0])[0])
-        if reached is None:
+        primary = self._of_slot(plan_slots(plans[0])[0])
+        if primary is None:
             error = self.error or StoreError("cluster_down", "no primary has this slot")
             asyncio.get_running_loop().call_soon(done, error)
         else:
-            reached.circuit.ask(plans, done)
+            primary.circuit.ask(plans, done)
 
     def silent_since(self) -> float | None:
-        """Of no use here: each primary is asked."""
+        """Return None: each primary's gatherer asks its own circuit."""
         return None
 
     def give_up(self, error: StoreError) -> None:
         """Fail all calls under way."""
-        for reached in self._reached.values():
-            reached.circuit.give_up(error)
+        for primary in self._primaries.values():
+            primary.circuit.give_up(error)
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         """Remove these buckets, which are in one slot; see ``StoreCalls``.
@@ -290,17 +303,17 @@ class ClusterGatherer(Gathering):
         """
         if not keys:
             return None
-        reached = self._of_slot(slot_of(keys[0]))
-        if reached is None:
+        primary = self._of_slot(slot_of(keys[0]))
+        if primary is None:
             raise self.error or StoreError("cluster_down", "no primary has this slot")
-        return await reached.circuit.forget(keys, known_ms)
+        return await primary.circuit.forget(keys, known_ms)
 
     # Gathering
 
     @property
     def waiting(self) -> int:
         """How many asks are waiting for a call."""
-        return sum(reached.gatherer.waiting for reached in self._reached.values())
+        return sum(primary.gatherer.waiting for primary in self._primaries.values())
 
     async def close(self) -> None:
         """Wait until nothing is being decided any more, for a bounded time."""
@@ -309,16 +322,16 @@ class ClusterGatherer(Gathering):
         for task in list(self._deciding):
             task.cancel()
         self._is_closed = True
-        for reached in self._reached.values():
-            await reached.gatherer.close()
+        for primary in self._primaries.values():
+            await primary.gatherer.close()
         await self._cluster.close()
 
     def submit(self, group: Group, within_s: float | None = None) -> None:
         """Decide the asks of a request; see ``Gathering``."""
         slots = [plan_slots(plan) for plan in group.plans]
-        reached = self._of_all(slots)
-        if reached is not None:
-            reached.gatherer.submit(group, within_s)
+        primary = self._of_all(slots)
+        if primary is not None:
+            primary.gatherer.submit(group, within_s)
             return
         for each in self._reached_by(slots):
             each.gatherer.check(group, within_s)  # from here on it is not shed, as parts of it may be charged
@@ -326,17 +339,17 @@ class ClusterGatherer(Gathering):
         self._deciding.add(task)
         task.add_done_callback(self._deciding.discard)
 
-    def _of_slot(self, slot: int) -> Reached | None:
+    def _of_slot(self, slot: int) -> ConnectedPrimary | None:
         store = self._cluster.primary_of(slot)
-        return None if store is None else self._reached.get(store.address)
+        return None if store is None else self._primaries.get(store.address)
 
-    def _reached_by(self, slots: Sequence[Sequence[int]]) -> list[Reached]:
+    def _reached_by(self, slots: Sequence[Sequence[int]]) -> list[ConnectedPrimary]:
         """The primaries that have these slots."""
-        found = {slot: self._of_slot(slot) for slot in {slot for its in slots for slot in its}}
+        found = {slot: self._of_slot(slot) for slot in {slot for ask_slots in slots for slot in ask_slots}}
         return list({each.store.address: each for each in found.values() if each is not None}.values())
 
-    def _of_all(self, slots: Sequence[Sequence[int]]) -> Reached | None:
-        """The one primary that has everything, each ask in one slot; None if no primary has."""
+    def _of_all(self, slots: Sequence[Sequence[int]]) -> ConnectedPrimary | None:
+        """The primary that has all slots, if each ask is in one slot; else None."""
         first = self._of_slot(slots[0][0])
         for each in slots:
             if any(slot != each[0] for slot in each[1:]) or self._of_slot(each[0]) is not first:
@@ -345,8 +358,8 @@ class ClusterGatherer(Gathering):
 
     async def _decide(self, group: Group, slots: Sequence[Sequence[int]], within_s: float | None) -> None:
         running = [
-            Running(place, plan, its, sequential=self._sequential)
-            for place, (plan, its) in enumerate(zip(group.plans, slots, strict=True))
+            AskInProgress(place, plan, ask_slots, sequential=self._sequential)
+            for place, (plan, ask_slots) in enumerate(zip(group.plans, slots, strict=True))
         ]
         error: Exception | None = None
         try:
@@ -377,7 +390,7 @@ class ClusterGatherer(Gathering):
             return
         finish_group(group, error if len(group.answers) < len(group.plans) else None)
 
-    async def _run(self, asks: Sequence[Running], group: Group, within_s: float | None) -> None:
+    async def _run(self, asks: Sequence[AskInProgress], group: Group, within_s: float | None) -> None:
         """Decide asks, phase by phase; undos go with the next phase."""
         is_first = True
         while waiting := [(each, *each.wants) for each in asks if each.wants is not None]:
@@ -388,7 +401,7 @@ class ClusterGatherer(Gathering):
                     each.last_phase = phase
             came = iter(
                 await self._send(
-                    [plan for _, _, its in now for plan in its],
+                    [plan for _, _, plans in now for plan in plans],
                     group,
                     within_s if is_first else None,
                     is_first=is_first,
@@ -396,8 +409,8 @@ class ClusterGatherer(Gathering):
                 )
             )
             is_first = False
-            for each, _, its in now:
-                each.came([next(came) for _ in its])
+            for each, _, plans in now:
+                each.receive([next(came) for _ in plans])
 
     async def _send(
         self,
@@ -406,28 +419,28 @@ class ClusterGatherer(Gathering):
         within_s: float | None,
         *,
         is_first: bool,
-        asks: Sequence[Running],
-    ) -> list[Came]:
-        """Send parts to their primaries, and wait for what comes of all of them."""
+        asks: Sequence[AskInProgress],
+    ) -> list[SlotResult]:
+        """Send parts to their primaries, and wait for all results."""
         loop = asyncio.get_running_loop()
-        came: list[Came] = [StoreError("cluster_down", "no primary has this slot") for _ in plans]
-        by_primary: dict[Address, tuple[Reached, list[int]]] = {}
+        came: list[SlotResult] = [StoreError("cluster_down", "no primary has this slot") for _ in plans]
+        by_primary: dict[Address, tuple[ConnectedPrimary, list[int]]] = {}
         for place, part in enumerate(plans):
-            if reached := self._of_slot(part.slot):
-                by_primary.setdefault(reached.store.address, (reached, []))[1].append(place)
+            if primary := self._of_slot(part.slot):
+                by_primary.setdefault(primary.store.address, (primary, []))[1].append(place)
         waiting: list[asyncio.Future[None]] = []
-        for reached, places in by_primary.values():
+        for primary, places in by_primary.values():
             finished: asyncio.Future[None] = loop.create_future()
 
             def done(
-                its: Group,
+                decided_group: Group,
                 failure: Exception | None,
                 places: list[int] = places,
                 finished: asyncio.Future[None] = finished,
             ) -> None:
                 for at, place in enumerate(places):
-                    if at < len(its.answers):
-                        came[place] = its.answers[at]
+                    if at < len(decided_group.answers):
+                        came[place] = decided_group.answers[at]
                     else:
                         came[place] = _as_came(failure)
                 if not finished.done():
@@ -436,7 +449,7 @@ class ClusterGatherer(Gathering):
             def late(_: Group, at: int, answer: Answer, places: list[int] = places) -> None:
                 self._undo_late(plans[places[at]], answer, asks, group)
 
-            its = Group.of(
+            subgroup = Group.of(
                 [plans[place].plan for place in places],
                 done,
                 late,
@@ -445,20 +458,20 @@ class ClusterGatherer(Gathering):
                 group.since if is_first else monotonic(),
             )
             if len(asks) > 1 or any(each.last_phase != Phase.LOOK or each.is_single for each in asks):
-                its.is_accounting = (
+                subgroup.is_accounting = (
                     True  # it is neither dropped nor shed: parts of the request may be charged
                 )
-            if reached.circuit.error is not None:
-                done(its, reached.circuit.error)
+            if primary.circuit.error is not None:
+                done(subgroup, primary.circuit.error)
             else:
-                reached.gatherer.submit(its, within_s, is_checked=True)
+                primary.gatherer.submit(subgroup, within_s, is_checked=True)
             waiting.append(finished)
         for each in waiting:
             await each
         return came
 
-    def _undo_late(self, part: SlotPlan, answer: Answer, asks: Sequence[Running], group: Group) -> None:
-        """Take back what a late call charged for an ask that was refused meanwhile, or held for any lease."""
+    def _undo_late(self, part: SlotPlan, answer: Answer, asks: Sequence[AskInProgress], group: Group) -> None:
+        """Undo a late call's charges if their ask was refused meanwhile; release its hold for a lease."""
         if is_refusal(part.plan, answer):
             return
         plan = None
@@ -468,18 +481,18 @@ class ClusterGatherer(Gathering):
             of = [each for each in asks if part.plan.charges[0].key in each.phases]
             if of and all(each.is_refused for each in of):
                 plan = undo_plan(zip(part.plan.charges, answer.stamps, strict=True), part.plan.at_ms)
-        if plan is not None and (reached := self._of_slot(part.slot)):
-            reached.gatherer.submit(
+        if plan is not None and (primary := self._of_slot(part.slot)):
+            primary.gatherer.submit(
                 Group.of([plan], lambda _group, _error: None, None, group.caller, group.on_behalf_of)
             )
 
 
-def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
-    """Begin asks; cut where one would be charged before an earlier one that shares a bucket with it.
+def segments(running: Sequence[AskInProgress]) -> Iterator[list[AskInProgress]]:
+    """Begin asks; start a new segment where one would be charged before an earlier ask to the same bucket.
 
-    A lease is cut off too, if its look would come before what earlier leases give back.
+    A lease also starts one if its look would come before an earlier ask's charge or settlement of a bucket.
     """
-    segment: list[Running] = []
+    segment: list[AskInProgress] = []
     last: dict[bytes, Phase] = {}
     for each in running:
         keys = _keys_of(each.plan)
@@ -502,11 +515,11 @@ def segments(running: Sequence[Running]) -> Iterator[list[Running]]:
         yield segment
 
 
-def _to_repeat(asks: Sequence[Running]) -> list[Running]:
-    """The refused asks that an order of the asks would perhaps have answered otherwise.
+def _to_repeat(asks: Sequence[AskInProgress]) -> list[AskInProgress]:
+    """The refused asks that might get another answer if all asks were decided strictly in order.
 
-    They were refused by a look, which came before the charge of an earlier ask to the same bucket; or by a
-    bucket from which the charge of another ask was taken back meanwhile.
+    Either a look refused them before an earlier ask charged the same bucket, or another ask's charge to the
+    bucket was undone meanwhile.
     """
     undone: dict[bytes, set[int]] = {}
     charged: set[bytes] = set()
@@ -518,7 +531,7 @@ def _to_repeat(asks: Sequence[Running]) -> list[Running]:
         if each.is_refused is False and each.plan.mode != "peek":
             charged |= each.phases.keys()
         elif each.is_refused and each.answer is not None:
-            # an ask of one slot is charged as it is looked at, in the order of the batch
+            # an ask of one slot is looked at and charged in one step, in the order of the batch
             was_looked_at = each.last_phase == Phase.LOOK and not each.is_single
             is_overtaken = was_looked_at and not charged.isdisjoint(each.phases)
             if is_overtaken or any(undone.get(key, set()) - {each.place} for key in each.phases):
@@ -526,12 +539,12 @@ def _to_repeat(asks: Sequence[Running]) -> list[Running]:
     return again
 
 
-def _ends_all(each: Running, running: Sequence[Running]) -> bool:
+def _ends_all(each: AskInProgress, running: Sequence[AskInProgress]) -> bool:
     """Whether an ask without an answer leaves the rest of its request undecided."""
     return each.error is not None and (len(running) == 1 or isinstance(each.error, AdmissionError))
 
 
-def _as_came(failure: Exception | None) -> Came:
+def _as_came(failure: Exception | None) -> SlotResult:
     if isinstance(failure, StoreError | AdmissionError):
         return failure
     return StoreError("unexpected", repr(failure))
@@ -545,7 +558,7 @@ def _keys_of(plan: Plan) -> list[bytes]:
 
 
 def _phases_of(plan: Plan, slots: Sequence[int]) -> dict[bytes, Phase]:
-    """In which phase an ask of several slots charges each of its keys, at the latest."""
+    """The latest phase in which an ask of several slots charges each of its keys."""
     keys = _keys_of(plan)
     if plan.mode == "peek":
         return dict.fromkeys(keys, Phase.LOOK)

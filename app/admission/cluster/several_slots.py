@@ -1,21 +1,21 @@
 """Decides one ask whose buckets are in several slots of a cluster: look, charge, home last, undo.
 
-A script call takes keys of one slot. So the charges of such an ask are made slot by slot, and yet nobody is
-admitted unless all of them are made:
+A script call takes keys of one slot. So the charges of such an ask are made slot by slot, yet the ask is
+admitted only if all of them are made:
 
 1. *Look*: all slots are peeked at, and the *home* slot is asked for a kept answer. A refusal is the answer.
 2. *Charge* the other slots, each by an atomic check and charge.
 3. *Home* is charged last. It keeps the whole answer.
-4. If 2 or 3 refuse, or home has a kept answer, what was charged is *undone* (``app.domain.undo``).
+4. If 2 or 3 refuse, or home has a kept answer, the charges are *undone* (``app.domain.undo``).
 
-A lease is held in the same way: *look* at what each bucket would grant, *hold* the least of that in all of
-them, home last, and *release* it where another slot refuses. A release always gives back all that is still
-held (``app.domain.holds``), so it needs no stamps; one that fails leaves the hold to its end.
+A lease is held in the same way: *look* how much each bucket would grant, *hold* the smallest grant in all of
+them, home last, and *release* the holds if a slot refuses. A release always frees the whole hold
+(``app.domain.holds``), so it needs no stamps. If a release fails, the hold lasts until the lease ends.
 
-Asks that cannot be refused, and that keep no answer, are charged everywhere at once. A slot whose primary is
-away is answered by the quotas' own ``on_store_failure``.
+Asks that cannot be refused, and that keep no answer, are charged everywhere at once. For a slot whose
+primary is away, the quotas' own ``on_store_failure`` decides.
 
-This module sends nothing: ``decide`` is a generator of what to send at once, and is sent what came.
+This module does no I/O: the generator ``decide`` yields plans to send at once, and is sent their results.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
 
 NEVER_UNDONE: Final = ("refund", "settle")
-"""The modes that give back or settle; they delay nobody."""
+"""The modes that give back or settle; they cause no delay."""
 
 REFUSING: Final = ("throttle", "reject")
 
 HOLD_AGAIN: Final = 3
-"""How often a lease is cut to the least that a bucket granted: each time others may have been quicker."""
+"""How often a lease is reduced to the smallest grant: concurrent asks may take units each time."""
 
 
 class Phase(IntEnum):
@@ -60,10 +60,10 @@ class SlotPlan(NamedTuple):
     plan: Plan
 
 
-Came = Answer | StoreError | AdmissionError
-"""What came of a part: an answer, or why it is missing. After an ``AdmissionError`` nothing was charged."""
+SlotResult = Answer | StoreError | AdmissionError
+"""The result of a part: an answer, or an error. After an ``AdmissionError`` nothing was charged."""
 
-Steps = Generator[tuple[Phase, list[SlotPlan]], list[Came], Answer]
+Steps = Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], Answer]
 
 
 def groups_in(slots: Sequence[int], principal: int | None, kept: int | None) -> SlotGroups:
@@ -84,11 +84,11 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
     """Decide an ask.
 
     Args:
-        sequential: add delays up as KIP-124 does: request rates are judged as of after the byte delay, so
-            that is looked at first.
+        sequential: add delays up as KIP-124 does. Request rates are judged as of the end of the byte delay,
+            so the byte rates are looked at first.
 
     Yields:
-        what to send at once, and in which phase. It must be sent what came, in the same order.
+        a phase, and the plans to send at once. Send their results back, in the same order.
 
     Returns:
         the answer to the whole plan.
@@ -116,23 +116,23 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
 
 
 def _refund(ask: _Ask) -> Steps:
-    """Give back at home first, whose kept answer says whether that was done before."""
+    """Refund at home first: its kept answer shows whether the refund was made before."""
     home, others = ask.groups
     (came,) = yield Phase.LOOK, [ask.at_home("refund")]
     if isinstance(came, Answer) and came.kept is not None:
         return came
     ask.charged((home,), [came])
     if isinstance(came, StoreError):
-        ask.failed(others, came)  # whether it was done before is unknown
+        ask.failed(others, came)  # whether the refund was made before is unknown
     elif others and not ask.is_over():
         ask.charged(others, (yield Phase.CHARGE, ask.parts(others)))
     return ask.answer()
 
 
 def _charge(ask: _Ask) -> Steps:
-    """Look, charge, home last; undo if that was in vain."""
+    """Look, charge, home last; undo the charges if a slot refuses or home has a kept answer."""
     plan, (home, others) = ask.plan, ask.groups
-    only_kept = plan.mode == "record"  # it has no refusal
+    only_kept = plan.mode == "record"  # a record is never refused
     looks = ask.all
     if only_kept:
         looks = (*(ask.byte_groups() if ask.sums else ()), SlotGroup(home.slot, ()))
@@ -165,13 +165,13 @@ def _charge(ask: _Ask) -> Steps:
             )
         ask.charged((home,), [at_home])
         if not isinstance(at_home, Answer) and plan.retry is not None:
-            # Whether it keeps an answer is unknown, so nothing that belongs to that may stay.
+            # Home may or may not keep an answer, so no charge that belongs to it may stay.
             yield from ask.undo()
     return (yield from _ended(ask))
 
 
 def _hold(ask: _Ask) -> Steps:
-    """Look, hold the least that any bucket would grant, home last; release it if that was in vain."""
+    """Look, hold the smallest grant, home last; release the holds if no lease is granted."""
     home, others = ask.groups
     ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all, mode="look")))
     ask.would_hold()
@@ -201,14 +201,14 @@ def _ended(ask: _Ask) -> Steps:
 
 
 class _Ask:
-    """What is known of an ask so far.
+    """The state of an ask while it is decided.
 
     Attributes:
         lost: the slots that did not answer.
         error: why nothing is decided, if a part was shed or its caller left.
         undone: the charges that were taken back.
-        units: for each charge of a lease what is held, or would be, in the limit's unit.
-        refreshes: whether the seen ids are still to be refreshed, as a refusal does.
+        units: for each charge of a lease the units that are held, or would be, in the limit's unit.
+        refreshes: whether the seen ids must still be refreshed, as after any refusal.
     """
 
     def __init__(self, plan: Plan, groups: SlotGroups, *, sequential: bool) -> None:
@@ -227,9 +227,9 @@ class _Ask:
         self.sums = sequential and plan.mode not in NEVER_UNDONE and len(self.byte_groups()) > 0
         """Whether the byte delay counts for the other quotas."""
         self._stamped: list[tuple[SlotGroup, Answer]] = []
-        """What was charged, and can be undone."""
+        """The charges that can be undone."""
         self._held: dict[int, Answer] = {}
-        """What came of the holds that are there, by slot."""
+        """The answers to the present holds, by slot."""
         self._released: list[Released] = []
         self._looked_over: set[int] = set()
         """The charges in whose buckets a look found leases that were over."""
@@ -247,7 +247,7 @@ class _Ask:
         return tuple(group for group in self.all if any(keys[place] in BYTE_RATES for place in group.places))
 
     def _byte_delay_ms(self) -> int:
-        """The largest delay that a byte rate gave, as far as it was looked at."""
+        """The largest delay of a byte rate in the results so far."""
         if not self.sums:
             return 0
         return max(
@@ -266,7 +266,7 @@ class _Ask:
         """The part of the home slot, which looks for the kept answer, and keeps one.
 
         Args:
-            only_kept: do no more than look for it.
+            only_kept: only look for the kept answer.
         """
         home, others = self.groups
         if only_kept:
@@ -295,38 +295,41 @@ class _Ask:
             byte_delay_ms=self._byte_delay_ms(),
         )
 
-    def took(self, groups: Sequence[SlotGroup], came: Sequence[Came], *, wrote: bool = False) -> None:
-        """Take what came of parts.
+    def took(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult], *, wrote: bool = False) -> None:
+        """Take the results of parts.
 
         Args:
-            wrote: they were no looks, so the ends of leases that they found are written.
+            wrote: whether the parts were no looks, so that the ended leases that they found are written.
         """
-        for group, its in zip(groups, came, strict=True):
-            if isinstance(its, AdmissionError):
-                self.error = self.error or its
-            elif isinstance(its, StoreError):
-                self.failed((group,), its)
-            elif its.error is not None:
-                self.failed((group,), its.error)
+        for group, slot_result in zip(groups, came, strict=True):
+            if isinstance(slot_result, AdmissionError):
+                self.error = self.error or slot_result
+            elif isinstance(slot_result, StoreError):
+                self.failed((group,), slot_result)
+            elif slot_result.error is not None:
+                self.failed((group,), slot_result.error)
             else:
-                self.at_ms = max(self.at_ms, its.at_ms)
-                for place, result in zip(group.places, its.results, strict=True):
+                self.at_ms = max(self.at_ms, slot_result.at_ms)
+                for place, result in zip(group.places, slot_result.results, strict=True):
                     self.results[place] = result if wrote else self._as_looked_at(place, result)
-                    self.orders[place] = its.order
-                if its.id_outcomes:
-                    self.id_outcomes = its.id_outcomes
+                    self.orders[place] = slot_result.order
+                if slot_result.id_outcomes:
+                    self.id_outcomes = slot_result.id_outcomes
 
-    def charged(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
-        """Take what came of parts that were to be charged."""
+    def charged(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
+        """Take the results of parts that were sent to be charged."""
         if self.plan.mode == "refund" and (self._is_charged or not _are_all_shed(came)):
-            # What was given back cannot be undone, so the request is not refused.
-            came = [StoreError("budget") if isinstance(its, AdmissionError) else its for its in came]
+            # A refund cannot be undone, so the request is not refused.
+            came = [
+                StoreError("budget") if isinstance(slot_result, AdmissionError) else slot_result
+                for slot_result in came
+            ]
         self.took(groups, came, wrote=True)
-        for group, its in zip(groups, came, strict=True):
-            if isinstance(its, Answer) and its.error is None and not self._refuses(group):
+        for group, slot_result in zip(groups, came, strict=True):
+            if isinstance(slot_result, Answer) and slot_result.error is None and not self._refuses(group):
                 self._is_charged = True
-                if its.stamps:
-                    self._stamped.append((group, its))
+                if slot_result.stamps:
+                    self._stamped.append((group, slot_result))
 
     def failed(self, groups: Sequence[SlotGroup], error: StoreError) -> None:
         """Answer parts by the policies of their quotas."""
@@ -347,33 +350,33 @@ class _Ask:
         """Whether a quota refuses the ask."""
         return any(map(self._refuses, self.all))
 
-    def undo(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
-        """Take back what was charged; what comes of it is only noted."""
+    def undo(self) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
+        """Undo the charges; the results are only recorded."""
         stamped, self._stamped, self._is_charged = self._stamped, [], False
         plans = []
         undone: list[tuple[int, Undone]] = []
-        for group, its in stamped:
+        for group, answer in stamped:
             charges = [self.plan.charges[place] for place in group.places]
-            full = [result.reason == "store_full" for result in its.results]
+            full = [result.reason == "store_full" for result in answer.results]
             pairs = [
                 (charge, stamp)
-                for charge, stamp, is_full in zip(charges, its.stamps, full, strict=True)
+                for charge, stamp, is_full in zip(charges, answer.stamps, full, strict=True)
                 if not is_full
             ]
             plan = undo_plan(pairs, self.plan.at_ms)
             if plan is not None:
                 plans.append(SlotPlan(group.slot, plan))
             undone += [
-                (group.slot, Undone(charge.key, its.order, int(stamp.at_ms), stamp.taken))
+                (group.slot, Undone(charge.key, answer.order, int(stamp.at_ms), stamp.taken))
                 for charge, stamp in pairs
             ]
         came = (yield Phase.UNDO, plans) if plans else []
         places = {charge.key: place for place, charge in enumerate(self.plan.charges)}
         given: dict[bytes, tuple[float, int | None]] = {}
-        for (_, plan), its_answer in zip(plans, came, strict=True):
-            if isinstance(its_answer, Answer) and its_answer.error is None:
-                for charge, result in zip(plan.charges, its_answer.results, strict=True):
-                    given[charge.key] = result.given, its_answer.order
+        for (_, plan), slot_result in zip(plans, came, strict=True):
+            if isinstance(slot_result, Answer) and slot_result.error is None:
+                for charge, result in zip(plan.charges, slot_result.results, strict=True):
+                    given[charge.key] = result.given, slot_result.order
                     if result.given or result.forgiven:  # else the undo wrote nothing
                         self._lapsed_too(places[charge.key], result.lapsed)
         self.undone = tuple(
@@ -384,7 +387,7 @@ class _Ask:
         )
 
     def holds(self, groups: Sequence[SlotGroup]) -> list[SlotPlan]:
-        """The parts that hold the least of what the buckets grant."""
+        """The parts that hold the smallest grant of the buckets."""
         least = self._least()
         plans = []
         for slot, part in self.parts(groups):
@@ -396,24 +399,24 @@ class _Ask:
         return plans
 
     def would_hold(self) -> None:
-        """Note what a look says that each bucket would grant."""
+        """Note the grant of each bucket in the results of a look."""
         for place, (charge, result) in enumerate(zip(self.plan.charges, self.results, strict=True)):
             if not charge.quota.shadow:
                 self.units[place] = result.granted
 
-    def held(self, groups: Sequence[SlotGroup], came: Sequence[Came]) -> None:
-        """Take what came of holds; a bucket grants at most what the look said, perhaps less."""
+    def held(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
+        """Take the results of holds; a bucket may grant fewer units than the look said, never more."""
         asked = self._least()
         lapsed = [result.remembered for result in self.results]
         self.took(groups, came, wrote=True)
-        for group, its in zip(groups, came, strict=True):
-            for place in group.places:  # a slot may be held in twice, and each finds what was over by then
+        for group, slot_result in zip(groups, came, strict=True):
+            for place in group.places:  # a slot may get two holds, and each finds leases that ended before it
                 self._lapsed_too(place, lapsed[place])
-            if not isinstance(its, Answer) or its.error is not None:
+            if not isinstance(slot_result, Answer) or slot_result.error is not None:
                 continue
-            if self._refuses(group) or any(result.reason == "store_full" for result in its.results):
+            if self._refuses(group) or any(result.reason == "store_full" for result in slot_result.results):
                 continue
-            self._held[group.slot] = its
+            self._held[group.slot] = slot_result
             own = self._least(group.places, {place: self.results[place].granted for place in group.places})
             for place in group.places:
                 charge = self.plan.charges[place]
@@ -425,7 +428,7 @@ class _Ask:
         return self.is_over() or bool(self.lost) or self._has_no_room()
 
     def beyond_the_least(self) -> tuple[SlotGroup, ...]:
-        """The groups that hold more than a bucket of another one granted."""
+        """The groups that hold more than the smallest grant."""
         least = self._least()
         return tuple(
             group
@@ -437,7 +440,7 @@ class _Ask:
         )
 
     def throttle(self, groups: Sequence[SlotGroup]) -> None:
-        """Refuse a lease, as others were quicker each time; it may be asked for again at once."""
+        """Refuse a lease, as concurrent asks took units each time; the caller may ask again at once."""
         for group in groups:
             for place in group.places:
                 if not self.plan.charges[place].quota.shadow:
@@ -447,16 +450,16 @@ class _Ask:
 
     def release(
         self, groups: Sequence[SlotGroup]
-    ) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
-        """Free what is held in groups; what comes of it is only noted, as it else ends with the lease."""
+    ) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
+        """Free the holds of groups; a failure is only recorded, since the hold then ends with the lease."""
         groups = tuple(group for group in groups if group.slot in self._held)
         if not groups:
             return
         plans = [SlotPlan(slot, release_plan(part)) for slot, part in self.parts(groups)]
         came = yield Phase.UNDO, plans
-        for group, its in zip(groups, came, strict=True):
+        for group, slot_result in zip(groups, came, strict=True):
             held = self._held.pop(group.slot)
-            freed = its if isinstance(its, Answer) and its.error is None else None
+            freed = slot_result if isinstance(slot_result, Answer) and slot_result.error is None else None
             for at, place in enumerate(group.places):
                 charge, units = self.plan.charges[place], self.units[place]
                 if units > 0:
@@ -470,7 +473,7 @@ class _Ask:
                     self._lapsed_too(place, now.lapsed)
 
     def _lapsed_too(self, place: int, units: float) -> None:
-        """Add to what leases lost in a bucket of units that an ask writes more than once."""
+        """Add to the lapsed units of a bucket that an ask writes more than once."""
         if units:
             result = self.results[place]
             self.results[place] = structs.replace(result, remembered=result.remembered + units)
@@ -478,7 +481,7 @@ class _Ask:
     def _least(
         self, places: Sequence[int] | None = None, units: Mapping[int, float] | None = None
     ) -> dict[str, float]:
-        """The least that buckets grant, by usage field; shadow quotas follow the others."""
+        """The smallest grant by usage field; shadow quotas follow the others."""
         least: dict[str, float] = {}
         for place in range(len(self.plan.charges)) if places is None else places:
             charge = self.plan.charges[place]
@@ -489,9 +492,9 @@ class _Ask:
         return least
 
     def _as_looked_at(self, place: int, result: ChargeResult) -> ChargeResult:
-        """What a look says; leases that it found to be over are counted when that is written.
+        """The result of a look; leases that it found ended are counted once their end is written.
 
-        What is recorded is never refused: where a limit of 0 refuses the look, its delay is the longest.
+        A record is never refused: where a limit of 0 refuses the look, the record gets the longest delay.
         """
         if self.plan.mode == "record" and result.outcome == "reject":
             longest = self.plan.charges[place].quota.longest_delay_ms
@@ -501,10 +504,10 @@ class _Ask:
         self._looked_over.add(place)
         return structs.replace(result, remembered=0.0)
 
-    def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[Came], None]:
-        """Write what a look only reckons: that times move back with a clock, and that leases ended.
+    def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
+        """Write changes that a look only computes: times moved back with a clock, and ended leases.
 
-        Else each look would take its own time for that of the last charge, and the bucket would never age.
+        Otherwise each look would take its own time for the last charge's, and the bucket would never age.
         """
         groups = []
         for group in self.all:
@@ -530,9 +533,9 @@ class _Ask:
             for group in groups
         ]
         came = yield Phase.UNDO, plans
-        for group, its in zip(groups, came, strict=True):
-            if isinstance(its, Answer) and its.error is None:
-                for place, written in zip(group.places, its.results, strict=True):
+        for group, slot_result in zip(groups, came, strict=True):
+            if isinstance(slot_result, Answer) and slot_result.error is None:
+                for place, written in zip(group.places, slot_result.results, strict=True):
                     self.results[place] = structs.replace(self.results[place], remembered=written.remembered)
 
     def answer(self) -> Answer:
@@ -565,7 +568,7 @@ class _Ask:
 
 
 def is_refusal(plan: Plan, answer: Answer) -> bool:
-    """Whether a quota refuses an ask: not one in shadow mode, nor in a mode that gives back or settles."""
+    """Whether a quota not in shadow mode refuses an ask; refunds and settlements are never refused."""
     if answer.kept is not None or plan.mode in NEVER_UNDONE:
         return False
     return any(map(_refuses, plan.charges, answer.results))  # an error has no results
@@ -576,12 +579,12 @@ def _refuses(charge: Charge, result: ChargeResult) -> bool:
 
 
 def _field(charge: Charge) -> str:
-    """The usage field of a charge; a lease takes the same of each bucket of one field."""
+    """The usage field of a charge; a lease takes the same amount of each bucket with this field."""
     return charge.compiled.field
 
 
-def _are_all_shed(came: Sequence[Came]) -> bool:
-    return all(isinstance(its, AdmissionError) for its in came)
+def _are_all_shed(came: Sequence[SlotResult]) -> bool:
+    return all(isinstance(slot_result, AdmissionError) for slot_result in came)
 
 
 def _cannot_be_refused(plan: Plan) -> bool:

@@ -5,8 +5,8 @@ A failed call opens the circuit. One task then examines the store, first at once
 sees at most four connections a second from each process, and its return is noticed within 250 ms. While the
 circuit is closed, the store is examined every 5 s.
 
-A shortage of this process (``ShortageError``) is no failure of the store: it closes the circuit rather than
-opens it, as nothing is known against the store, and the examination is tried again as after a failure.
+A shortage of this process (``ShortageError``) is no failure of the store. It closes the circuit, as nothing
+is known against the store; the examination is retried as after a failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.node.tasks import end
 from app.store.port import (
     NONE_KNOWN,
     Answer,
-    Came,
+    AnswersCallback,
     Fault,
     Plan,
     ShortageError,
@@ -81,18 +81,18 @@ class Circuit:
         """Stop examining the store."""
         await end(self._watching)
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         """Decide plans in one call; the store may answer only the first ones.
 
         Args:
             done: called once and never before this returns, with the answers or the ``StoreError`` of the
-                call. That the circuit is open is such an error.
+                call. An open circuit is such an error.
         """
         loop = asyncio.get_running_loop()
         if self.error is not None:
             loop.call_soon(done, self.error)
             return
-        began = monotonic()  # the loop's clock is that of the turn's beginning
+        began = monotonic()  # the loop's clock shows when the turn began
 
         def came(answers: list[Answer] | Exception) -> None:
             seconds = monotonic() - began

@@ -3,15 +3,15 @@
 There is one store call at a time. An ask that finds none in progress is sent at once. Asks that arrive during
 a call wait in the queue (``queue.py``) and share the next call, which leaves when the reply comes: no timer,
 no added latency. A call carries at most 100 asks and 200 producer ids, so that no caller holds the store for
-long. It carries at most 32 parts of requests, as this node takes three times as long to read and answer a
-request of one ask as the store takes to decide it, and an ask that arrives waits for both.
+long. It carries at most 32 parts of requests: reading and answering a request of one ask takes this node
+three times as long as the store takes to decide it, and a new ask waits for both.
 
 Only the silence of the store counts as its failure. The time that asks spend in this node's queue never
 does, however long it is. A timer for each call asks the kernel whether the store is silent. When the silence
 exceeds the patience for it (``patience.py``: 50 ms, or 400 ms on a busy node), all waiting and arriving asks
 are answered without the store, until the reply arrives or the call fails (after 500 ms).
 
-While this process is short of what a call needs (``ShortageError``), asks stay in the queue, and are shed
+While this process lacks a resource for a call (``ShortageError``), asks stay in the queue, and are shed
 when they have waited too long.
 """
 
@@ -38,7 +38,7 @@ log = structlog.get_logger("quotagate.store")
 MAX_ASKS: Final = 100
 MAX_IDS: Final = 200
 MAX_PARTS: Final = 32
-"""What one call takes at most; an ask with more ids has a call of its own."""
+"""The bounds of one call; an ask with more ids has a call of its own."""
 
 CLOSE_WITHIN_S: Final = 1.0
 
@@ -46,13 +46,13 @@ LOOK_AGAIN_S: Final = 0.005
 """How long to wait before looking again, when a reply is waiting to be read or the call was not sent yet."""
 
 OVERDUE_S: Final = 0.05
-"""A look that comes later than this was delayed by a machine that paused, and so was the store."""
+"""A look that is later than this was delayed by a pause of the machine, which delayed the store too."""
 
 AFTER_DELAY_S: Final = 0.02
-"""How long the store then gets to reply."""
+"""How long the store may take to reply after such a pause."""
 
 TRY_AGAIN_S: Final = 0.05
-"""The pause before a call is tried again that this process was too short of something to send."""
+"""The pause before the next call after a shortage of this process."""
 
 QUEUE_S: Final = 2.0
 """How long an ask may wait in this node by default."""
@@ -74,13 +74,13 @@ class Gathering(ABC):
         on_behalf_of: str = "",
         within_s: float | None = None,
     ) -> tuple[list[Answer], StoreError | None]:
-        """Return the answers in order, as far as they came before a failure, and that failure or None.
+        """Return the answers in order up to a failure, and that failure or None.
 
         Args:
-            late: called with the index of each plan whose answer arrives after the failure, and that answer;
-                what it charged remains charged.
+            late: called with the plan's index and the answer for each answer that arrives after the failure;
+                its charges remain.
             on_behalf_of: the principal that the caller asks for; of several the first.
-            within_s: how long the asks may wait in the queue, if that is less than for all others.
+            within_s: how long the asks may wait in the queue, if less than ``queue_s``.
 
         Raises:
             OverloadedError: the asks of this principal have waited too long; nothing was sent.
@@ -93,16 +93,16 @@ class Gathering(ABC):
             if not finished.done():
                 finished.set_result(failure)
 
-        def came_late(_: Group, place: int, answer: Answer) -> None:
+        def received_late(_: Group, place: int, answer: Answer) -> None:
             if late is not None:
                 late(place, answer)
 
-        group = Group.of(plans, done, came_late, caller, on_behalf_of, caller.came_at or monotonic())
+        group = Group.of(plans, done, received_late, caller, on_behalf_of, caller.came_at or monotonic())
         self.submit(group, within_s)
         try:
             failure = await finished
         finally:
-            group.is_done = True  # also if nobody waits any more
+            group.is_done = True  # also after a cancellation
         if failure is None or isinstance(failure, StoreError):
             return group.answers, failure
         raise failure
@@ -112,7 +112,7 @@ class Gathering(ABC):
         """Decide the plans of a group; its callback may be called before this returns.
 
         Args:
-            within_s: how long it may wait in the queue, if that is less than for all others.
+            within_s: how long it may wait in the queue, if less than ``queue_s``.
 
         Raises:
             OverloadedError: the asks of this principal have waited too long; nothing is sent.
@@ -145,12 +145,12 @@ class Gatherer(Gathering):
         self._queue_s = queue_s
         self._queued = queued
         self._arrived: list[Group] = []
-        """Groups that came since the last call, in that order. While all of them fit into the next call, and
-        nothing is left of earlier ones, they need no turns."""
+        """Groups that came since the last call, in order of arrival. While all of them fit into the next
+        call, and no earlier group waits, they need no turns."""
         self._oldest = math.inf
-        """When the first of them arrived."""
+        """When the oldest group in ``_arrived`` came."""
         self._queue = Queue()
-        """Groups that have to take turns; they go before those that arrived."""
+        """Groups served by fair turns; while there are any, those in ``_arrived`` join them at each call."""
         self._is_calling = False
         """Whether a call is in progress, or leaves in this turn of the event loop."""
         self._ended: asyncio.Future[None] | None = None
@@ -184,7 +184,7 @@ class Gatherer(Gathering):
         """Send a group when its turn comes; see ``Gathering``.
 
         Args:
-            is_checked: it was checked before, and is not shed now.
+            is_checked: whether the group was checked before, and so is not shed now.
         """
         group.within_s = within_s = self._queue_s if within_s is None else min(within_s, self._queue_s)
         if self.is_late:
@@ -211,7 +211,7 @@ class Gatherer(Gathering):
         return self._queue
 
     def _check_age(self, group: Group, latest: float) -> None:
-        """Shed a group that came before ``latest``, or whose principal has an ask that did."""
+        """Shed a group if it, or a waiting ask of its principal, came before ``latest``."""
         since = group.since
         if since >= latest:
             since = self._line_up().next_since(group.caller, group.on_behalf_of, since)
@@ -229,7 +229,7 @@ class Gatherer(Gathering):
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send the next call, if anything waits."""
-        now = monotonic()  # the loop's clock is that of the turn's beginning
+        now = monotonic()  # the loop's clock shows when the turn began
         parts = [] if self._is_closed else self._next_call(now)
         if not parts:
             self._is_calling = False
@@ -241,7 +241,7 @@ class Gatherer(Gathering):
         self._was_delayed = False
         self._look_in(self._patience.budget_s * self._stretch, began, loop)
         plans = [plan for group, start, end in parts for plan in group.plans[start:end]]
-        self._store.ask(plans, partial(self._came, loop, parts, len(plans)))
+        self._store.ask(plans, partial(self._received, loop, parts, len(plans)))
 
     def _next_call(self, now: float) -> list[Part]:
         """Take the parts of the next call, by turns if they do not all fit into it."""
@@ -303,10 +303,10 @@ class Gatherer(Gathering):
             refusal = OverloadedError("age")
         else:
             return False
-        asyncio.get_running_loop().call_soon(finish_group, group, refusal)  # the queue is at work now
+        asyncio.get_running_loop().call_soon(finish_group, group, refusal)  # not now: the queue is in use
         return True
 
-    def _came(
+    def _received(
         self,
         loop: asyncio.AbstractEventLoop,
         parts: list[Part],
@@ -335,7 +335,7 @@ class Gatherer(Gathering):
     def _wait_for_resources(
         self, parts: list[Part], short: ShortageError, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Try again soon; shed what has waited too long, and asks that were sent but lost their answers."""
+        """Try again soon; shed asks that have waited too long, and asks that were sent but got no answer."""
         if short.was_sent:
             for group, _, _ in parts:
                 finish_group(group, OverloadedError("shortage"))

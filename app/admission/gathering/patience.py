@@ -6,8 +6,8 @@ The node counts as busy if either was true for more than half of that time:
 
 - the thread of the event loop ran, or waited for a processor;
 - any thread of the machine waited for a processor. (A loop that waits for a store that has no processor looks
-  idle.) During the call a quarter of the time is enough: the kernel takes the mean over the processors in
-  use, so where the store waits for one of two, this is half of the time at most.
+  idle.) During the call a quarter of the time is enough: the kernel averages over the processors in use,
+  so a store that waits for one of two processors shows as at most half of the time.
 
 The time before the call counts too: during a flood the loop becomes idle as soon as one call takes longer,
 because all asks wait for that call.
@@ -28,10 +28,10 @@ SCHEDSTAT: Final = "/proc/thread-self/schedstat"
 """Linux's accounting of a thread: nanoseconds that it ran, and that it waited for a processor."""
 
 STRETCH_S: Final = 0.5
-"""How far back the time before a call is looked at, at least."""
+"""The shortest time before a call that is examined."""
 
 KEPT_S: Final = 0.005
-"""For how long an accounting serves the calls that begin: asking the kernel takes as long as several asks."""
+"""How long a reading of the accounting is reused for new calls: a reading takes as long as several asks."""
 
 PRESSURE: Final = "/proc/pressure/cpu"
 """Linux's accounting of the machine; its first line ends with the microseconds that any thread waited."""
@@ -73,7 +73,7 @@ class Patience:
         return Moment(at, self._busy_s(), self._crowded_s())
 
     def begin(self, at: float) -> Moment:
-        """Return the accounting at the begin of a call or shortly before, and remember it for later calls."""
+        """Return the accounting at the start of a call or shortly before, and remember it for later calls."""
         if at - self._newest.at < KEPT_S:
             return self._newest
         now = self._newest = self.now(at)

@@ -29,9 +29,9 @@ LateCallback = Callable[[Any, int, Answer], None]
 """Called with a request, the index of a plan and its answer, if that came after the request was finished."""
 
 DoneCallback = Callable[[Any, Exception | None], None]
-"""Called once with a finished request, and with why it has no more answers; None if it has them all.
+"""Called once with a finished request, and with the error that ended it; None if it has all its answers.
 
-A ``StoreError``: the store failed; what is missing is decided without it.
+A ``StoreError``: the store failed; asks without an answer are decided without it.
 An ``AdmissionError``: the request was refused, and nothing was sent.
 """
 
@@ -47,7 +47,7 @@ class Group(Struct, eq=False):
         is_accounting: whether it has records or refunds, which are sent even if the caller has left.
         within_s: how long it may wait in the queue.
         answers: the answers so far; none is added once the request is finished.
-        is_done: whether it is finished, also because nobody waits for it any more.
+        is_done: whether it is finished, or its caller no longer waits.
         sent: how many plans have been put into a call.
     """
 
@@ -125,8 +125,8 @@ class Queue:
 
     def next_since(self, caller: Caller, on_behalf_of: str, else_: float) -> float:
         """Return the arrival time of the next group of a caller and principal; else ``else_``."""
-        its = self._turns.waiting(caller.turn)
-        groups = its.waiting(on_behalf_of) if its is not None else None
+        principals = self._turns.waiting(caller.turn)
+        groups = principals.waiting(on_behalf_of) if principals is not None else None
         return groups[0].since if groups else else_
 
     def first(self) -> Group:
@@ -134,25 +134,25 @@ class Queue:
         return self._turns.first()[1].first()[1][0]
 
     def charge(self, asks: int, ids: int) -> None:
-        """Charge the turn of the first group for what was sent of it; its remaining asks go to the back."""
-        _, its = self._turns.first()
-        _, groups = its.first()
+        """Charge the first group's turn for the asks and ids sent; its remaining asks go to the back."""
+        _, principals = self._turns.first()
+        _, groups = principals.first()
         group = groups[0]
         self.asks -= asks
         groups.popleft()
         if group.sent < len(group.plans):
             groups.append(group)  # others go in between
-        its.charge(asks + ids, is_left=bool(groups))
-        self._turns.charge(asks + ids, is_left=bool(its))
+        principals.charge(asks + ids, is_left=bool(groups))
+        self._turns.charge(asks + ids, is_left=bool(principals))
 
     def drop(self) -> None:
         """Remove the first group, whose turn costs nothing."""
-        _, its = self._turns.first()
-        _, groups = its.first()
+        _, principals = self._turns.first()
+        _, groups = principals.first()
         group = groups.popleft()
         self.asks -= len(group.plans) - group.sent
-        its.charge(0.0, is_left=bool(groups))
-        self._turns.charge(0.0, is_left=bool(its))
+        principals.charge(0.0, is_left=bool(groups))
+        self._turns.charge(0.0, is_left=bool(principals))
 
     def drain(self) -> list[Group]:
         """Remove and return all groups."""
@@ -164,5 +164,5 @@ class Queue:
 
 
 def _of(late: LateCallback, group: Group, place: int, _account: Group, _own: int, answer: Answer) -> None:
-    """Report the late answer to an account as one to the plan that it was."""
+    """Report the late answer to an accounting group as the answer to its plan in the original group."""
     late(group, place, answer)

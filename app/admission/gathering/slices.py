@@ -41,6 +41,16 @@ def step(make: Callable[[], T]) -> Work[T]:
     return make()
 
 
+def completed(work: Work[T]) -> T:
+    """Do work at once, without interruption."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as done:
+        result: T = done.value
+    return result
+
+
 class SlicedJob(NamedTuple):
     """Unfinished work, and the future for its result."""
 

@@ -1,4 +1,4 @@
-"""The producer ids that this node knows: what need not be asked of the store, and what is written back to it.
+"""The producer ids that this node knows: it answers for them without the store, and writes uses back.
 
 ``app.admission.known_ids.memory`` has the rules. The marks of the store are read four times a second, so a
 loss of its state and resets by other nodes are noticed.
@@ -35,7 +35,7 @@ LOOK_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
 
 GATHER_S: Final = 0.01
-"""How long renewals are gathered, so that those of one bucket share an ask; not after a full call."""
+"""How long renewals are gathered, so that renewals of one bucket share an ask; not after a full call."""
 
 IDS_IN_CALL: Final = 50
 """The most ids that are renewed at a time: a quarter of a call, so that asks need not wait for another."""
@@ -54,7 +54,7 @@ class LocalAnswers:
         quotas: returns the quotas in force.
         secret: returns the deployment's hash secret.
         away: whether the store is known to be away; then nothing is sent.
-        known: what the node knows.
+        known: the ids that the node knows.
         now_s: the monotonic clock.
 
     Attributes:
@@ -89,9 +89,9 @@ class LocalAnswers:
         self._renewing: asyncio.Task[None] | None = None
 
     @property
-    def edition(self) -> int:
+    def generation(self) -> int:
         """Changes whenever the node forgets something; see ``learn``."""
-        return self._known.edition
+        return self._known.generation
 
     @property
     def waits(self) -> bool:
@@ -104,7 +104,7 @@ class LocalAnswers:
         return self._time.at_ms(self._now_s() * 1000)
 
     def unknown(self, ask: Ask, charge: Charge) -> Sequence[Id]:
-        """Return those of an ask's ids that the store must be asked about; the node knows the others.
+        """Return the ids of an ask that the store must be asked about; the node knows the others.
 
         The use of known ids is counted, and noted to be written back. So call it once for an ask, and only if
         the node may answer for its ids (``ids_charge``, ``may_answer_alone``).
@@ -120,7 +120,7 @@ class LocalAnswers:
         return left
 
     def knowledge(self, ask: Ask, charge: Charge) -> Knowledge:
-        """Return by what this node is certain of the ids of an ask, all of which it knows."""
+        """Return the grounds on which this node answers for an ask's ids; it must know all of them."""
         return self._known.knowledge(charge.key, ids_of(ask), self.now_ms or 0)
 
     def passes(self, ask: Ask, charges: Sequence[Charge]) -> bool:
@@ -131,13 +131,13 @@ class LocalAnswers:
         return self._known.knows(charge.key, charge.applied, ids_of(ask), now_ms)
 
     def learn(self, planned: PlannedAsk, answer: Answer) -> None:
-        """Note what the store answered, unless the node forgot something since the ask was planned."""
+        """Learn ids from the store's answer, unless the node forgot something since the ask was planned."""
         ask, known = planned.unknown or planned.ask, self._known
         charge = ids_charge(ask, planned.charges)
         if charge is None or not self.remembers:
             return
         open_ms = answer.results[0].open_ms
-        if open_ms and planned.edition == known.edition:
+        if open_ms and planned.generation == known.generation:
             closes_ms = answer.at_ms + open_ms
             known.learn(charge.key, charge.applied, ask.principal or "", ids_of(ask), closes_ms, answer.at_ms)
 
@@ -152,7 +152,7 @@ class LocalAnswers:
             self._looking = asyncio.create_task(self._look_on(), name="look at the marks of the store")
 
     async def close(self) -> None:
-        """Renew what waits, for at most ``CLOSE_WITHIN_S``, and stop."""
+        """Send the waiting renewals, for at most ``CLOSE_WITHIN_S``, and stop."""
         await end(self._looking)
         await finish(self._renewing, 0 if self._away() else CLOSE_WITHIN_S)
 
@@ -203,16 +203,16 @@ class LocalAnswers:
         return [] if now_ms is None else self._known.renewals(IDS_IN_CALL, now_ms, self._in_force)
 
     async def _sent(self, renewals: Sequence[Renewal]) -> bool:
-        """Send renewals; return whether all were done. The others are still due."""
+        """Send renewals; return whether all were done. Renewals that were not done stay due."""
         answers: list[Answer] = []
         secret, birth = self._secret(), self._known.birth
         plans = [renewal_plan(each, birth, secret) for each in renewals]
 
-        def came_late(place: int, answer: Answer) -> None:
+        def received_late(place: int, answer: Answer) -> None:
             self._renewed(renewals[place], answer)
 
         with suppress(OverloadedError, CallerGoneError):
-            answers, _ = await self._gatherer.decide(plans, came_late)
+            answers, _ = await self._gatherer.decide(plans, received_late)
         done = [self._renewed(each, answer) for each, answer in zip(renewals, answers, strict=False)]
         return len(done) == len(renewals) and all(done)
 
@@ -236,7 +236,7 @@ class LocalAnswers:
         return True
 
     def _in_force(self, applied: AppliedQuota) -> AppliedQuota | None:
-        """Return a quota as it is now; None if it is gone or has another bucket."""
+        """Return the present form of a quota; None if it is gone or has another bucket."""
         quota = self._quotas().get(PRODUCER_IDS_RATE, {}).get(Entity.parse(applied.entity))
         before = applied.quota
         if quota is None or (quota.identity, quota.epoch) != (before.identity, before.epoch):
@@ -251,8 +251,8 @@ def renewal_plan(renewal: Renewal, birth: bytes, secret: bytes) -> Plan:
     and the outcome is ``reject``.
 
     Args:
-        birth: of the state that the node knows. Of another one, which may have lost the number of that reset,
-            the store writes nothing, and the outcome is ``throttle``.
+        birth: the birth of the store's state as the node knows it. If the store has another one, it may have
+            lost that reset: it writes nothing, and the outcome is ``throttle``.
     """
     ask = _ask_of(renewal)
     (charge,) = with_spreads(ask, (charge_of(renewal.applied, ask),), secret)

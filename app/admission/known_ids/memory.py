@@ -28,10 +28,10 @@ ID_BYTES: Final = 160
 """Bytes in memory of a bucket and of an id, without their texts: estimated from above (``tests/unit``)."""
 
 KNOWN_BYTES: Final = 32 * 1024 * 1024
-"""The memory for what a node knows: some 200,000 ids."""
+"""The memory for known ids: some 200,000 of them."""
 
 FALL_MS: Final = 1_000
-"""The most by which the store's clock may be set back; beyond it what is known would live too long."""
+"""The most by which the store's clock may be set back; beyond it, known ids would live too long."""
 
 RENEWED_WITHIN_MS: Final = 250
 """A use needs no ask only if its renewal has at least this time until the layer dies."""
@@ -77,21 +77,21 @@ class StoreTime:
 
 @dataclass(slots=True)
 class KnownBucket:
-    """What the node knows of one principal's bucket.
+    """The ids that the node knows of one principal's bucket.
 
     Attributes:
-        applied: the quota that its times follow.
-        resets: the number of a reset of any bucket; this one is known not to be reset since.
+        applied: the quota whose window and layers its times follow.
+        resets: the number of a reset of any bucket; this bucket is known not to be reset after it.
         lives_ms: how long a layer lives after it has closed.
         bytes: its size in memory, by estimate.
         ids: each with the time when its layer closes; one int object for all ids of a layer. Moving an id to
             another layer allocates nothing.
-        due: the ids that are to be written to the store, likewise: used since their layer closed, or lost by
-            the store. None of them is in ``ids``.
+        due: the ids to write to the store, in the same form: used since their layer closed, or lost by the
+            store. None of them is in ``ids``.
         oldest_ms: a lower bound of the times in ``ids``.
         newest_ms: the time of the layer that was learned last.
         paused_until_ms: no use is renewed before this time, as the store had no room for one.
-        is_lost: whether the store lost its state since: a reset may have any number then.
+        is_lost: whether the store lost its state since; a later reset may then have any number.
     """
 
     applied: AppliedQuota
@@ -116,8 +116,8 @@ class Renewal(NamedTuple):
 
     Attributes:
         resets: as in ``KnownBucket``. If the bucket was reset after that, the store writes nothing.
-        edition: the edition of ``KnownIds`` when the renewal was made.
-        until_ms: when the first of the layers dies that hold the ids; 0 without ids.
+        generation: the generation of ``KnownIds`` when the renewal was made.
+        until_ms: when the first layer that holds any of the ids dies; 0 without ids.
     """
 
     key: bytes
@@ -125,7 +125,7 @@ class Renewal(NamedTuple):
     principal: str
     resets: int
     ids: tuple[Id, ...]
-    edition: int
+    generation: int
     until_ms: int = 0
 
 
@@ -138,7 +138,8 @@ class KnownIds:
         most_bytes: the memory that it may take, by estimate; a bucket may take a quarter.
 
     Attributes:
-        edition: changes at each reset and each loss. Do not learn from a call planned in another edition.
+        generation: changes at each reset and each loss. Do not learn from a call that was planned in an
+            earlier generation.
         birth: the birth of the store's state, which a renewal must name; empty if it is not known.
         due: the buckets with something to write or to ask, in the order of their turns.
         ids: how many ids it knows.
@@ -150,16 +151,16 @@ class KnownIds:
         self._buckets: OrderedDict[bytes, KnownBucket] = OrderedDict()
         self._resets = 0
         self.due: dict[bytes, None] = {}
-        self.edition = 0
+        self.generation = 0
         self.birth = b""
         self.ids = 0
         self.bytes = 0
 
     def unknown(self, key: bytes, applied: AppliedQuota, ids: Sequence[Id], now_ms: int) -> Sequence[Id]:
-        """Return the ids that the store must be asked about; without any, the use of all is noted.
+        """Return the ids that the store must be asked about; without any, note the use of all ids.
 
-        If the store is asked anyway, it is asked about all but those that its open layer holds: it would
-        neither charge nor write these, so its answer says the same of the ask without them.
+        If the store must be asked, ids in its open layer are left out: it would neither charge nor write
+        them, so the answer is the same.
 
         Args:
             applied: the quota in force.
@@ -188,13 +189,13 @@ class KnownIds:
         return all(now_ms < bucket.closes_ms(each) + bucket.lives_ms for each in ids)
 
     def knowledge(self, key: bytes, ids: Sequence[Id], now_ms: int) -> Knowledge:
-        """Return by what the node is certain of ids that it knows."""
+        """Return the grounds on which the node answers for ids that it knows."""
         bucket = self._buckets[key]
         closes_ms = min(map(bucket.closes_ms, ids))
         return Knowledge(now_ms, closes_ms + bucket.lives_ms, self._resets)
 
     def _is_valid(self, key: bytes, bucket: KnownBucket, applied: AppliedQuota) -> bool:
-        """Whether what a bucket holds is right under the quota in force, and the bucket was not reset."""
+        """Whether the ids of a bucket are valid under the quota in force, and the bucket was not reset."""
         if bucket.applied.quota is not applied.quota:
             if policy_of(bucket.applied) != policy_of(applied):
                 self._forget(key)
@@ -209,7 +210,7 @@ class KnownIds:
         return True
 
     def _note_use(self, key: bytes, bucket: KnownBucket, ids: Sequence[Id], now_ms: int) -> None:
-        """Have the use of known ids written back whose layer has closed."""
+        """Schedule a renewal of known ids whose layer has closed."""
         for each in ids:
             if each in bucket.ids and now_ms >= bucket.paused_until_ms:
                 bucket.due[each] = bucket.ids.pop(each)
@@ -236,7 +237,7 @@ class KnownIds:
             self._drop(bucket, now_ms - bucket.lives_ms)
         if bucket is None or not self._is_valid(key, bucket, applied):
             if key in self._buckets:
-                return  # until the store has said that it was not reset
+                return  # until the store has said that the bucket was not reset
             texts = (key, applied.entity, applied.bucket, applied.owner, principal)
             layers, size = applied.quota.layers, BUCKET_BYTES + sum(map(getsizeof, texts))
             bucket = KnownBucket(applied, principal, self._resets, layers.ttl_ms - layers.interval_ms, size)
@@ -259,7 +260,7 @@ class KnownIds:
             self._forget(next(idle, next(iter(self._buckets))))
 
     def _has_room(self, bucket: KnownBucket, size: int, closes_ms: int) -> bool:
-        """Whether a bucket has room for an id, if need be in place of those of older layers."""
+        """Whether a bucket has room for an id, if need be after evicting ids of older layers."""
         while bucket.bytes + size > self._most_bytes // 4:
             if bucket.oldest_ms >= closes_ms:
                 return False
@@ -268,16 +269,16 @@ class KnownIds:
 
     def reset(self, keys: Sequence[bytes]) -> None:
         """Forget buckets that this node reset, or may have."""
-        self.edition += 1
+        self.generation += 1
         for key in keys:
             self._forget(key)
 
     def forget_all(self) -> None:
-        """Forget everything: the times that the node remembers are worth nothing."""
+        """Forget everything: the remembered times are invalid."""
         self.reset([*self._buckets])
 
     def look(self, birth: bytes, resets: int) -> None:
-        """Note the marks of the store: another birth says that it lost its state.
+        """Note the marks of the store: a new birth means that it lost its state.
 
         Args:
             birth: empty if it is not known.
@@ -286,14 +287,14 @@ class KnownIds:
         is_lost = birth not in {b"", self.birth} and self.birth != b""
         if is_lost:
             self._lose(resets)
-        self.edition += is_lost or resets != self._resets
+        self.generation += is_lost or resets != self._resets
         self.birth, self._resets = birth or self.birth, resets
 
     def _lose(self, resets: int) -> None:
-        """Have everything written, but what may have been reset: the store does not know that any more.
+        """Schedule all ids for renewal, except in buckets that may have been reset: the store forgot that.
 
         Args:
-            resets: the number of the last reset now. Where it is the same as before, no bucket was reset.
+            resets: the number of the last reset now. If it is the same as before, no bucket was reset.
         """
         for key in [key for key, bucket in self._buckets.items() if bucket.resets < self._resets]:
             self._forget(key)
@@ -302,7 +303,7 @@ class KnownIds:
             bucket.is_lost = True
             bucket.ids.update(bucket.due)
             bucket.ids, bucket.due = {}, bucket.ids
-        self.due = dict.fromkeys(reversed(self._buckets))  # those used lately first
+        self.due = dict.fromkeys(reversed(self._buckets))  # recently used buckets first
 
     # Renewals
 
@@ -312,7 +313,7 @@ class KnownIds:
         """Return the renewals of the next call. They stay due until ``renewed`` is called with the answer.
 
         Args:
-            in_force: returns a quota as it is now; None if it was removed, or has another bucket.
+            in_force: returns the present form of a quota; None if it was removed, or has another bucket.
         """
         found: list[Renewal] = []
         for key in [*islice(self.due, most_ids)]:
@@ -328,7 +329,7 @@ class KnownIds:
                 until_ms = closes_ms + bucket.lives_ms
                 whose = key, applied, bucket.principal
                 resets = 0 if bucket.is_lost else bucket.resets
-                found.append(Renewal(*whose, resets, ids, self.edition, until_ms))
+                found.append(Renewal(*whose, resets, ids, self.generation, until_ms))
                 most_ids -= max(len(ids), 1)
             else:
                 del self.due[key]
@@ -354,15 +355,15 @@ class KnownIds:
 
         Args:
             outcome: ``reject`` if the bucket was reset, ``admit`` if not; None if the store could not decide.
-            open_ms: for how long the layer stays open that holds all of the ids; 0 if they were not written.
+            open_ms: how much longer the layer with all of the ids stays open; 0 if they were not written.
             at_ms: the store's time.
         """
         key, ids = renewal.key, renewal.ids
         bucket = self._buckets.get(key)
-        if bucket is None or renewal.edition != self.edition:
+        if bucket is None or renewal.generation != self.generation:
             return
         if bucket.applied.quota is not renewal.applied.quota:
-            return  # it is still due, by another quota
+            return  # the renewal is still due, under a new quota
         if outcome == "reject":
             self._forget(key)
             return
@@ -383,7 +384,7 @@ class KnownIds:
     # Room
 
     def _drop(self, bucket: KnownBucket, until_ms: int) -> None:
-        """Drop the ids of layers that had closed by then, but none that is due."""
+        """Drop the ids of layers that had closed by ``until_ms``, except ids that are due."""
         kept = {each: closes_ms for each, closes_ms in bucket.ids.items() if closes_ms > until_ms}
         gone = bucket.ids.keys() - kept.keys()
         bucket.ids = kept
@@ -397,14 +398,14 @@ class KnownIds:
         self.due.pop(key, None)
 
     def _add(self, bucket: KnownBucket, ids: int, size: int) -> None:
-        """Count ids that a bucket gained, and bytes."""
+        """Count ids and bytes that a bucket gained."""
         bucket.bytes += size
         self.bytes += size
         self.ids += ids
 
 
 def policy_of(applied: AppliedQuota) -> tuple[int, Layers]:
-    """The window and the layers of a quota: what is known under others is worth nothing."""
+    """The window and the layers of a quota; ids learned under others are invalid."""
     return applied.quota.window_ms, applied.quota.layers
 
 

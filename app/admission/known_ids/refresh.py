@@ -51,11 +51,11 @@ class Refresher:
 
     def add(self, ask: Ask, charges: Sequence[Charge], secret: bytes) -> None:
         """Schedule a refresh of the seen ids of an ask; nothing is charged."""
-        its = with_spreads(ask, charges[:1], secret) if ask.producer_ids else ()
-        plan = Plan("refresh", tuple(its), at_ms=ask.at_ms)
+        id_charges = with_spreads(ask, charges[:1], secret) if ask.producer_ids else ()
+        plan = Plan("refresh", tuple(id_charges), at_ms=ask.at_ms)
         if not plan.ids:
             return
-        self._waiting.append(RefreshRequest(PlannedAsk(ask, its, plan), plan))
+        self._waiting.append(RefreshRequest(PlannedAsk(ask, id_charges, plan), plan))
         self._ids += plan.ids
         while self._ids > MAX_WAITING_IDS or len(self._waiting) > MAX_WAITING:
             self._next()
@@ -70,7 +70,7 @@ class Refresher:
         try:
             while self._waiting:
                 now = [self._next() for _ in range(min(MAX_ASKS, len(self._waiting)))]
-                came = partial(self._came, now)
+                came = partial(self._received, now)
                 with suppress(OverloadedError):  # then the ids are dropped
                     answers, _ = await self._gatherer.decide([each.plan for each in now], came)
                     for place, answer in enumerate(answers):
@@ -83,6 +83,6 @@ class Refresher:
         self._ids -= first.plan.ids
         return first
 
-    def _came(self, asked: Sequence[RefreshRequest], place: int, answer: Answer) -> None:
+    def _received(self, asked: Sequence[RefreshRequest], place: int, answer: Answer) -> None:
         if answer.error is None:
             self._recorder.refreshed(asked[place].planned, answer)

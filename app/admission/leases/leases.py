@@ -1,4 +1,4 @@
-"""Leases: takes a part of a caller's wish from the store, and settles what was spent of earlier ones."""
+"""Leases: takes a part of a caller's wish from the store, and settles earlier leases."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ log: Final = structlog.get_logger("quotagate.store")
 
 
 class Settlement(NamedTuple):
-    """What was spent of one lease.
+    """The usage spent of one lease.
 
     Attributes:
         lease: None if it is not a lease of this caller.
-        spent: by usage field, at most what was granted.
+        spent: by usage field, at most the grant.
     """
 
     lease: LeaseName | None
@@ -43,7 +43,7 @@ class Settlement(NamedTuple):
 
 
 class LeaseAnswer(NamedTuple):
-    """What came of an ask for a lease.
+    """The answer to an ask for a lease.
 
     Attributes:
         name: the name of the lease; None if nothing was granted.
@@ -75,7 +75,7 @@ class Leases:
 
     Args:
         away: returns why the store is away; None if it is not.
-        charges: returns what an ask charges.
+        charges: returns the charges of an ask.
         secret: returns the deployment's hash secret, which also seals the names.
     """
 
@@ -158,7 +158,7 @@ class Leases:
         return SentPlan(plan, PlannedAsk(wish, charges, plan)), None, charges
 
     def _settling(self, settlement: Settlement, at_ms: int | None) -> SentPlan | None:
-        """Return what to ask the store to settle a lease; None if no bucket holds it."""
+        """Return the plan that settles a lease; None if no bucket holds it."""
         if settlement.lease is None or not settlement.lease.holds:
             return None
         ask = settlement.lease.ask(settlement.spent, at_ms)
@@ -171,7 +171,7 @@ class Leases:
     async def _ask(
         self, sent: Sequence[SentPlan], caller: Caller, wish: Ask
     ) -> tuple[list[Answer | None], StoreError | None]:
-        """Return the store's answers in order, as far as they came; None for one that cannot be read."""
+        """Return the store's answers in order up to a failure (None if unreadable), and the failure."""
         if not sent:
             return [], None
         if (error := self._away()) is not None:
@@ -195,7 +195,7 @@ class Leases:
         return answers, failure
 
     def _record(self, sent: SentPlan, answer: Answer) -> None:
-        """Count what an answer says of buckets, and log it."""
+        """Count the bucket states in an answer, and log the answer."""
         plan, granted = sent.plan, sent.ask.usage
         decision, verdicts = decided(sent.planned, answer, sequential=False)
         self._metrics.count_leased(plan.charges, answer)
@@ -266,12 +266,12 @@ class Leases:
 def count_lapses(
     metrics: Metrics, recorder: Recorder, ask: Ask, charges: Sequence[Charge], answer: Answer
 ) -> None:
-    """Count and log the units of leases that the tries of an ask found over, and that nobody had settled."""
+    """Count and log lapses: units of unsettled leases that the tries of an ask found ended."""
     if ask.mode == "peek":
-        return  # it does not write that, and another ask finds it again
+        return  # a peek does not write the lapse, so another ask finds it again
     for each in answer.tries:
         if each.kept is not None:
-            continue  # its results are those of an earlier ask
+            continue  # its results belong to an earlier ask
         for place, (charge, result) in enumerate(zip(charges, each.results, strict=True)):
             if not charge.compiled.counts_ids and result.lapsed:
                 metrics.count_lapsed(result.lapsed)
@@ -280,7 +280,7 @@ def count_lapses(
 
 
 def lasting_ms(wish: Ask, lease_ms: int) -> int:
-    """Return how long a lease of this wish lasts, of at most ``lease_ms``."""
+    """Return how long a lease for this wish lasts: at most ``lease_ms``."""
     return min(lease_ms, LONGEST_PRODUCE_MS) if PRODUCE in wish.usage else lease_ms
 
 

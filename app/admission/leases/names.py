@@ -1,4 +1,4 @@
-"""The names of leases: 128 random bits, sealed with what the lease is for, so that any node can settle it."""
+"""The names of leases: 128 random bits, sealed with the lease's content, so that any node can settle it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Names = tuple[str | None, str | None, str | None, str | None, str | None]
 
 
 class LeaseName(Struct, frozen=True, array_like=True):
-    """What the name of a lease says.
+    """The content of a lease's name.
 
     Attributes:
         lease: the random bits, by which buckets know the lease.
@@ -43,14 +43,14 @@ class LeaseName(Struct, frozen=True, array_like=True):
         return self.key == key and self.key_created_ms in (None, created_ms)
 
     def ask(self, spent: dict[str, float], at_ms: int | None) -> Ask:
-        """The ask that settles it; what is not said of a field was not spent."""
+        """The ask that settles the lease; a field missing from ``spent`` was not spent."""
         principal, client_id, ip, broker, listener = self.names
         usage = {field: spent.get(field, 0.0) for field in self.granted}
         return Ask(usage, None, principal, client_id, ip, broker, listener, "record", at_ms=at_ms)
 
 
 def seal(name: LeaseName, secret: bytes) -> str:
-    """The name as text, for the one who got the lease.
+    """The name as text, for the holder of the lease.
 
     >>> made = LeaseName(bytes(16), "gateway", ("alice", None, None, None, None), {"requests": 5}, True)
     >>> unseal(seal(made, b"secret"), b"secret") == made, unseal(seal(made, b"secret"), b"other")
@@ -61,7 +61,7 @@ def seal(name: LeaseName, secret: bytes) -> str:
 
 
 def unseal(text: str, secret: bytes) -> LeaseName | None:
-    """What a name says; None if it is not the name of a lease."""
+    """The content of a name; None if it is not the name of a lease."""
     if len(text) > LONGEST_NAME:
         return None
     try:

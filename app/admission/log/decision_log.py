@@ -58,7 +58,7 @@ log: Final = structlog.get_logger("quotagate.log")
 
 
 class Stream(Protocol):
-    """Where batches go; ``app.decision_log.stream.LogStream`` is one."""
+    """The destination of batches, such as ``app.decision_log.stream.LogStream``."""
 
     async def append(self, batch: bytes, rows: int, node: str, number: int) -> bool:
         """Append a batch under its number; return False if the stream is full, and raise ``StoreError``."""
@@ -80,7 +80,7 @@ class DecisionLog(Recorder):
     """Records decisions and sends them to the store.
 
     Args:
-        which: every decision; those that are not plain admissions, and the outcomes of ids; or none.
+        which: all decisions; all but plain admissions, plus the outcomes of ids; or none.
         node: the name of this process, and of no other.
         secret: returns the deployment's hash secret.
         now_ms: the store's time, as this node knows it.
@@ -115,7 +115,7 @@ class DecisionLog(Recorder):
         self._waiting: deque[LogPage] = deque()
         """The pages that wait; the last one takes rows until it has the size of a batch."""
         self._bytes = 0
-        """About how many bytes of memory they take."""
+        """The memory that these pages take in bytes, by estimate."""
         self._number = 0
         self._pending: PendingBatch | None = None
         self._unreported: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class DecisionLog(Recorder):
             self._looking = asyncio.create_task(self._look_on(), name="look at the decision log")
 
     async def close(self) -> None:
-        """Send what waits, within a time limit, and stop."""
+        """Send the waiting rows, within a time limit, and stop."""
         if self._sending is None:
             return
         await end(self._looking)
@@ -167,7 +167,7 @@ class DecisionLog(Recorder):
             self.refreshed(planned, answer)
 
     def late(self, planned: PlannedAsk, answer: Answer, verdicts: Sequence[Verdict]) -> None:
-        """Record what the store decided of an ask that had already been answered without it."""
+        """Record the store's decision on an ask that had already been answered without it."""
         if self._off or planned.ask.mode == "peek" or planned.decision is None:
             return
         if self._all:
@@ -185,7 +185,7 @@ class DecisionLog(Recorder):
         verdicts: Sequence[Verdict],
         lease: tuple[bytes, int],
     ) -> None:
-        """Record a lease that was asked for, or settled, whatever else is logged."""
+        """Record a lease that was asked for or settled, unless the log is off."""
         if not self._off and planned.decision is not None:
             self._take_released(planned, answer, lease)
             failure = why_by_policy(answer) if planned.decision.source == "fallback" else None
@@ -193,7 +193,7 @@ class DecisionLog(Recorder):
             self._take(DecisionEntry(kind, at_ms, planned, answer, verdicts, failure, lease))
 
     def lapsed(self, ask: Ask, charge: Charge, units: float, answer: Answer) -> None:
-        """Record what counts as spent in a bucket, as leases ended unsettled, whatever else is logged."""
+        """Record the units that lapsed leases spent in a bucket, unless the log is off."""
         if not self._off:
             after = {"quota": charge.quota.key, "units": units}
             at_ms, order = self._at_ms(ask, answer), answer.order
@@ -220,7 +220,7 @@ class DecisionLog(Recorder):
         version: int | None = None,
         order: int | None = None,
     ) -> None:
-        """Record a change of what decisions depend on; ``before`` and ``after`` are JSON values."""
+        """Record a change that affects decisions; ``before`` and ``after`` are JSON values."""
         if not self._off:
             self._take(ChangeEntry(kind, self._now_ms(), what, before, after, who, version, order))
 
@@ -234,7 +234,7 @@ class DecisionLog(Recorder):
                 self._take(UndoneEntry("undo", each.at_ms, *of, each.undo_order, each.given))
 
     def _take_released(self, planned: PlannedAsk, answer: Answer, lease: tuple[bytes, int]) -> None:
-        """Record what was held in one slot and freed at once: as a lease of which nothing was spent."""
+        """Record units held in one slot and freed at once, as a lease of which nothing was spent."""
         by_key, ask = {charge.key: charge for charge in planned.charges}, planned.ask
         for each in answer.released:
             of = ask, by_key[each.key]
@@ -243,14 +243,14 @@ class DecisionLog(Recorder):
                 self._take(UndoneEntry("lease", at_ms, *of, each.order, each.units, lease))
             if each.release_order is not None and each.released_ms is not None:
                 at_ms = each.released_ms if ask.at_ms is None else ask.at_ms
-                its = lease[0], 0
-                self._take(UndoneEntry("settlement", at_ms, *of, each.release_order, 0.0, its))
+                settled_lease = lease[0], 0
+                self._take(UndoneEntry("settlement", at_ms, *of, each.release_order, 0.0, settled_lease))
 
     def _at_ms(self, ask: Ask, answer: Answer | None, known: Knowledge | None = None) -> int:
-        """When it was decided: by the caller's clock where that counts, else by the store's or the node's.
+        """The time of a decision: by the caller's clock if that is in use, else by the store's or the node's.
 
         Args:
-            known: what this node knew of the ids, if it answered for them alone.
+            known: the grounds on which this node answered for the ids, if it did so alone.
         """
         if ask.at_ms is not None:
             return ask.at_ms
@@ -313,11 +313,11 @@ class DecisionLog(Recorder):
             await sleep(LOOK_EVERY_S)
 
     async def _send(self, *, only_full: bool = False) -> None:
-        """Send all that waits; a batch whose sending was cut short goes first, unchanged.
+        """Send all waiting rows; a batch whose sending was interrupted goes first, unchanged.
 
         Args:
-            only_full: after the first batch send full ones alone. On a busy node each batch would else have
-                the few rows that came while the last one was sent, and cost as much as a full one.
+            only_full: after the first batch, send only full ones. On a busy node a batch would otherwise have
+                the few rows that came during the last send, and cost as much as a full one.
         """
         sent = False
         while self._pending or self._waiting or self._unreported:
@@ -331,7 +331,7 @@ class DecisionLog(Recorder):
             await sleep(0)
 
     def _next_batch(self) -> PendingBatch:
-        """Return a batch of what waits."""
+        """Return a batch of the waiting rows."""
         if self._waiting:
             page = self._waiting.popleft()
             self._bytes -= page.held

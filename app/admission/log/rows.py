@@ -1,7 +1,7 @@
 """Rows of the decision log that wait to be sent: a page of them becomes a batch.
 
-A row is packed when it is recorded, behind the others of its page: what was asked, and the store's answer as
-it came (``app.decision_log.batch.AskRow``). So it takes little memory while it waits.
+A row holds the ask and the store's answer as received (``app.decision_log.batch.AskRow``). It is packed when
+it is recorded, behind the others of its page, so it takes little memory while it waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from app.store.encoding import packed_results
 from app.store.port import LAYER, Answer, Charge, ChargeResult
 
 QUOTA_BYTES: Final = 500
-"""Bytes in memory of a quota in a page, without the name of its bucket, besides its own in the batch."""
+"""Bytes of memory that a quota takes in a page, in addition to its bucket's name and its packed bytes."""
 
 _KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
 _MODE: Final = {mode: place for place, mode in enumerate(MODES)}
@@ -54,7 +54,7 @@ _ENCODER: Final = msgpack.Encoder()
 
 
 class DecisionEntry(NamedTuple):
-    """A decision and what it was made from; ``failure`` is why it was made without the store.
+    """A decision and its grounds; ``failure`` is the reason if it was made without the store.
 
     Attributes:
         kind: ``late`` if the ask had already been answered without the store; ``lease`` if a lease was asked
@@ -82,7 +82,7 @@ class IdsEntry(NamedTuple):
 
 
 class ChangeEntry(NamedTuple):
-    """A change of what decisions depend on, or rows dropped; ``before`` and ``after`` are JSON values."""
+    """A change that affects decisions, a lapse, or dropped rows; ``before`` and ``after`` are JSON values."""
 
     kind: Literal["quota", "factor", "reset", "lapse", "dropped"]
     at_ms: int
@@ -95,9 +95,9 @@ class ChangeEntry(NamedTuple):
 
 
 class UndoneEntry(NamedTuple):
-    """A charge that was taken back, or what was given back of it, which has the time of the charge.
+    """An undone charge, or its undo, which has the time of the charge.
 
-    Also what was held for a lease in one slot and freed at once, and that it was freed.
+    Also a hold for a lease in one slot that was freed at once, or its release.
     """
 
     kind: Literal["undone", "undo", "lease", "settlement"]
@@ -113,7 +113,7 @@ LogEntry = DecisionEntry | IdsEntry | ChangeEntry | UndoneEntry
 
 
 class LogPage:
-    """Rows that wait, in order, with their quotas, each of which the page has once.
+    """Waiting rows in order, with their quotas, each stored once.
 
     Args:
         secret: hashes the ids.
@@ -129,7 +129,7 @@ class LogPage:
         self._places: dict[tuple[int, str], int] = {}
         self._equals: dict[tuple[Quota, str, str, str], int] = {}
         self._held: list[CompiledQuota] = []
-        """The quotas of these places, so that no other one gets the id of one of them."""
+        """Keeps the quotas of these places alive, so that no other object gets the ``id`` of one."""
         self._keys_bytes = 0
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class LogPage:
         self._count += 1
 
     def batch(self, node: str, number: int, sent_ms: int, siblings: Sequence[Sibling] = ()) -> bytes:
-        """The batch; its fields are those of ``app.decision_log.batch.SentBatch``."""
+        """The batch, with the fields of ``app.decision_log.batch.SentBatch``."""
         name, made_by = batch_id(node, number), fingerprint(self._secret)
         quotas, rows = _array(len(self._equals), self._quotas), _array(self._count, self._rows)
         return _ENCODER.encode((VERSION, name, node, sent_ms, quotas, rows, made_by, siblings))
@@ -274,7 +274,7 @@ class LogPage:
         """The place of a quota in the batch; a new one is added.
 
         Args:
-            bucket: of a row that has verdicts; other rows name their own.
+            bucket: the bucket, for a row with verdicts; other rows name their buckets themselves.
         """
         key = id(compiled), bucket
         place = self._places.get(key)
@@ -315,7 +315,7 @@ def plain_texts(ids: Sequence[int | str]) -> list[str] | None:
 
 
 def _answer(entry: DecisionEntry) -> bytes:
-    """Return the answer as it came, or one made of verdicts; without the quota that the node answered for."""
+    """Return the store's answer as received, or one made from verdicts, without the node's own verdict."""
     planned, answer = entry.planned, entry.answer
     if answer is not None and not answer.results:
         answer = None  # only a kept answer was looked for
@@ -335,19 +335,21 @@ def _answer(entry: DecisionEntry) -> bytes:
         for verdict in verdicts
     ]
     if answer is not None:
-        its = zip(results, _clocks(answer), strict=True)
-        results = [structs.replace(result, clock=clock) for result, clock in its]
+        pairs = zip(results, _clocks(answer), strict=True)
+        results = [structs.replace(result, clock=clock) for result, clock in pairs]
     return packed_results(results)
 
 
 def _clocks(answer: Answer) -> list[int]:
-    """The clock correction of each bucket, by any try."""
-    its = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
-    return [max(result.correction for result in results) + LAYER * results[0].layers for results in its]
+    """The largest clock correction of each bucket over all tries, combined with its layers."""
+    bucket_results = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
+    return [
+        max(result.correction for result in results) + LAYER * results[0].layers for results in bucket_results
+    ]
 
 
 def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:
-    """The own places of the store's verdicts; a charge that was taken back has its place in another row."""
+    """The orders of the store's verdicts; None where a charge was undone or freed: another row has that."""
     answer = entry.answer
     if answer is None or not (answer.undone or answer.released):
         return answer.orders if answer is not None else ()

@@ -1,4 +1,4 @@
-"""What one process has counted: plain numbers, cheap to count and to add up over processes.
+"""The counts of one process: plain numbers, cheap to count and to add up over processes.
 
 A gauge has one entry per label set, for instance per bucket. The 1,000 most active are shown and the others
 combined as ``other``; at 4,000 entries the least active are forgotten.
@@ -47,7 +47,7 @@ class Histogram(Struct):
 
     def add(self, other: Histogram) -> None:
         """Add the counts of another process."""
-        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.counts = [mine + count for mine, count in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
@@ -105,12 +105,12 @@ class Counts(Struct):
         queue_asks: asks that wait for a store call.
         factor_fallbacks: how often the fallback factor came into force. All processes see the same changes,
             so adding up takes the maximum.
-        lapsed: units of leases that ended before anybody had settled them.
+        lapsed: units of leases that ended unsettled.
         log_dropped: decision log rows that it dropped.
         local_ids: producer ids that were answered without the store.
         known_ids: how many producer ids it knows.
         renewals: asks by which it wrote known ids again.
-        envoy_requests: what the rate-limit service for Envoy answered, by outcome.
+        envoy_requests: answers of the rate-limit service for Envoy, by outcome.
         unusable_descriptors: parts of descriptors that were left out, by reason.
         unmapped_descriptors: descriptors of these requests that named nothing to limit.
         unsent_answers: answers that could not be written to their connection.
@@ -192,8 +192,8 @@ class Counts(Struct):
             getattr(self, name).add(getattr(other, name))
         self.store_faults |= other.store_faults
         self.factor_fallbacks = max(self.factor_fallbacks, other.factor_fallbacks)
-        for known, its in zip(self.gauges, other.gauges, strict=True):
-            labels = iter(list(its.items()))
+        for known, gauges in zip(self.gauges, other.gauges, strict=True):
+            labels = iter(list(gauges.items()))
             while some := dict(islice(labels, SLICE)):
                 add_gauges(known, some)
                 yield

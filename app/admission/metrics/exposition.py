@@ -319,7 +319,9 @@ def _joined(*parts: Gauges) -> Gauges:
 
 def _means(name: str, text: str, gauges: Gauges, labels: str) -> Metric:
     groups = _shown({values: gauge for values, gauge in gauges.items() if gauge.throttles})
-    means = {values: sum(g.throttled for g in its) / sum(g.throttles for g in its) for values, its in groups}
+    means = {
+        values: sum(g.throttled for g in group) / sum(g.throttles for g in group) for values, group in groups
+    }
     return _gauge(name, text, means, labels)
 
 

@@ -1,7 +1,8 @@
 """Counts decisions and events as plain numbers, and renders them for Prometheus at scrape time.
 
 Each API process counts for itself and writes its counts every second to a folder that all share. A scrape of
-any process adds up the folder (``docs/decisions/0003-metrics-of-several-processes.md``).
+any process adds up the folder
+(``docs/decisions/0003-metrics-of-several-processes-are-added-up-from-files.md``).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from app.store.port import Answer, Charge, ChargeResult, Memory
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
 KEEP_EVERY_S: Final = 30.0
-"""How often the gauges of a bucket are kept whose ids are answered without the store."""
+"""How often the gauges of a bucket are kept alive while its ids are answered without the store."""
 QUIET_S: Final = 120.0
-"""A gauge disappears when it was not updated for so long, and a mean without a throttle time for so long."""
+"""A gauge without an update for this long disappears; so does a mean without a throttle time."""
 GONE_S: Final = 5.0
 """A process that has not written its counts for so long is gone: its store and catalog state is ignored."""
 WRITE_EVERY_S: Final = 1.0
@@ -60,7 +61,7 @@ class Fill(NamedTuple):
     Attributes:
         remembered: how many ids it remembers.
         fill: the fill of its filter, from 0 to 1.
-        remaining: how many new ids may pass now, less those of an ask that may not; so below 0 then.
+        remaining: how many new ids may pass now, minus the ids just refused; so it may be below 0.
     """
 
     bucket: str
@@ -126,10 +127,10 @@ class Metrics:
         self._file = None if folder is None else folder / f"{os.getpid()}-{secrets.token_hex(4)}.counts"
 
     def count(self, planned: PlannedAsk, answer: Answer | None) -> bool:
-        """Count the decision on an ask, and what else the store's answer says.
+        """Count the decision on an ask, and the other events in the store's answer.
 
         Returns:
-            whether leases of its buckets ended before anybody had settled them.
+            whether leases of its buckets ended unsettled.
         """
         counts, ask, decision = self._counts, planned.ask, planned.decision
         assert decision is not None
@@ -162,20 +163,20 @@ class Metrics:
                 has_lapsed |= self._count_odd(charge, result)
             if not is_shown:
                 continue
-            its = charge.compiled
-            if result.throttle_ms or not its.is_shown_alone:
+            compiled = charge.compiled
+            if result.throttle_ms or not compiled.is_shown_alone:
                 self._show(ask, charge, result, now)
-            elif its.quota.algorithm == "token_bucket":
-                touch(counts.tokens, (its.quota.key, charge.bucket), now, result.remaining)
+            elif compiled.quota.algorithm == "token_bucket":
+                touch(counts.tokens, (compiled.quota.key, charge.bucket), now, result.remaining)
             else:
-                touch(counts.rates, (its.quota.key, charge.bucket), now, result.observed)
+                touch(counts.rates, (compiled.quota.key, charge.bucket), now, result.observed)
         if by is not None and by.quota == MAX_CONNECTION_CREATION_RATE and ask.mode != "peek":
             listener = bounded(counts.blocked, (ask.listener or "",))
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
         return has_lapsed
 
     def _count_odd(self, charge: Charge, result: ChargeResult) -> bool:
-        """Count the corrections of a bucket's clock, and what it forgave; return whether leases ended."""
+        """Count the corrections of a bucket's clock, and its forgiven debt; return whether leases lapsed."""
         if result.correction:
             self._counts.corrections += 1
         if charge.compiled.counts_ids:
@@ -185,10 +186,10 @@ class Metrics:
         return result.lapsed > 0
 
     def _show(self, ask: Ask, charge: Charge, result: ChargeResult, now: float) -> None:
-        """Show a bucket as the store's result has it."""
-        counts, its, throttled = self._counts, charge.compiled, 0.0
-        quota = its.quota
-        if its.shadow:
+        """Update the gauges of a bucket from the store's result."""
+        counts, compiled, throttled = self._counts, charge.compiled, 0.0
+        quota = compiled.quota
+        if compiled.shadow:
             self._shadowed(charge, result.outcome)
         elif result.throttle_ms and ask.mode != "peek":
             throttled = result.throttle_ms / 1000
@@ -196,17 +197,17 @@ class Metrics:
             touch(counts.tokens, (quota.key, charge.bucket), now, result.remaining, throttled)
         else:
             touch(counts.rates, (quota.key, charge.bucket), now, result.observed, throttled)
-        if its.counts_ids:
+        if compiled.counts_ids:
             left = result.remaining - _refused_ids(ask, charge, result)
             self._filled(Fill(charge.bucket, result.remembered, result.fill, left), now)
-        elif its.field == "connections":
+        elif compiled.field == "connections":
             if quota.key == MAX_CONNECTION_CREATION_RATE:
                 self._accepted(ask, charge.bucket, result.observed, now, throttled)
             elif throttled and quota.key == CONNECTION_CREATION_RATE:
                 touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
 
     def _count_earlier(self, charges: Sequence[Charge], answer: Answer) -> bool:
-        """Count what earlier tries of an ask say besides the decision; return whether leases ended."""
+        """Count the events of earlier tries of an ask; return whether leases lapsed."""
         has_lapsed = False
         for each in answer.tries:
             if each.kept is not None:
@@ -219,7 +220,7 @@ class Metrics:
         return has_lapsed
 
     def _shadowed(self, charge: Charge, outcome: str) -> None:
-        """Count what a quota decided, if it is in shadow mode."""
+        """Count the outcome of a quota, if it is in shadow mode."""
         if charge.quota.shadow:
             labels = (outcome, charge.quota.key)
             self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
@@ -240,7 +241,7 @@ class Metrics:
     def count_local(self, quota: str, bucket: str, ids: int) -> None:
         """Count ids that were answered without the store, and keep the gauges of their bucket.
 
-        Nothing is known of the ask that was throttled last, so what remains is not below 0 any more.
+        A remainder below 0 becomes 0: the ask that was refused last no longer counts.
         """
         counts = self._counts
         counts.local_ids += ids
@@ -253,7 +254,7 @@ class Metrics:
             touch(counts.rates, (quota, bucket), now, None)
 
     def count_renewal(self, fill: Fill) -> None:
-        """Count a renewal of ids, and note what their bucket holds."""
+        """Count a renewal of ids, and note the fill of their bucket."""
         self._counts.renewals += 1
         self._filled(fill, self._clock())
 
@@ -266,7 +267,7 @@ class Metrics:
         _increment(self._counts.shed, cause)
 
     def count_refused_connection(self, port: str, reason: str) -> None:
-        """Count a connection that was closed because of a bound, or because it asked nothing in time."""
+        """Count a connection that was closed at a bound, or because its first request was late."""
         refused = self._counts.refused_connections
         refused[port, reason] = refused.get((port, reason), 0) + 1
 
@@ -327,13 +328,13 @@ class Metrics:
         _increment(self._counts.leases, outcome)
 
     def count_leased(self, charges: Sequence[Charge], answer: Answer) -> None:
-        """Note what buckets hold for leases."""
+        """Note the units that buckets hold for leases."""
         now = self._clock()
         for charge, result in zip(charges, answer.results, strict=True):
             touch(self._counts.leased, (charge.quota.key, charge.bucket), now, result.held)
 
     def count_lapsed(self, units: float) -> None:
-        """Count units of leases that ended before anybody had settled them."""
+        """Count units of leases that ended unsettled."""
         self._counts.lapsed += units
 
     async def text(self) -> bytes:
@@ -426,12 +427,13 @@ class Metrics:
             # A file of another version, or one just deleted, must not fail the scrape.
             with contextlib.suppress(OSError, MsgspecError):
                 if file != self._file:
-                    its = msgpack.decode(file.read_bytes(), type=Counts)
-                    if its.written_at < now - GONE_S:
-                        its.stores_away, its.store_faults, its.catalogs_away, its.queue_asks = 0, set(), 0, 0
-                        its.draining = 0
-                        its.known_ids = 0
-                    total.add(its)
+                    counts = msgpack.decode(file.read_bytes(), type=Counts)
+                    if counts.written_at < now - GONE_S:
+                        counts.stores_away = counts.catalogs_away = counts.queue_asks = 0
+                        counts.store_faults = set()
+                        counts.draining = 0
+                        counts.known_ids = 0
+                    total.add(counts)
         quiet = now - QUIET_S
         for gauges in total.gauges:
             for labels, gauge in list(gauges.items()):
@@ -460,9 +462,9 @@ def _increment(counter: dict[Labels, float], label: str) -> None:
 
 
 def _refused_ids(ask: Ask, charge: Charge, result: ChargeResult) -> int:
-    """How many new ids a quota refused; of an ask with more than the quota can ever hold, all ids count.
+    """How many new ids a quota refused; all ids of an ask with more than the quota can ever hold.
 
-    A shadow quota charges the ids that it would refuse, so they are in what remains.
+    A shadow quota charges the ids that it would refuse, so the remainder already includes them.
     """
     if ask.mode == "peek" or charge.quota.shadow:
         return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.admission.atomic_asks import AtomicDecision
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider, Then
-from app.admission.together import Joint
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 
@@ -74,11 +74,11 @@ class CallerClock:
         self.time.note(max(times))
         return planned
 
-    async def decide_together(
+    async def decide_atomically(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
-    ) -> Joint:
-        """Decide asks of which all are admitted or none; they have one time."""
+    ) -> AtomicDecision:
+        """Admit all of these asks or none; they have one time."""
         self.time.begin(asks[0].at_ms or 0)
-        joint = await self._admission.decide_together(asks, caller, within_s)
+        decision = await self._admission.decide_atomically(asks, caller, within_s)
         self.time.note(asks[0].at_ms or 0)
-        return joint
+        return decision

@@ -72,7 +72,7 @@ class Throttling(FactorSource):
         self._record = record
         self._callers = callers
         self._turn = asyncio.Lock()
-        """Serialises reads and writes, so that a read cannot restore what was written after it."""
+        """Serialises reads and writes, so that a read cannot overwrite a later state with an older one."""
         self._state: FactorState | None = None
         self._late: tuple[FactorState, int, FactorState] | None = None
         """A state, the number of pushes missed since, and the state that follows from them."""
@@ -156,7 +156,7 @@ class Throttling(FactorSource):
     async def _change(
         self, follow: Callable[[FactorState, T, int, VolumeRules], FactorState], by: T, at_ms: int | None
     ) -> None:
-        """Replace the state in the record by the one that follows from an event."""
+        """Replace the recorded state by the state that follows from an event."""
 
         async def judged(reading: Reading) -> FactorState:
             self._take(reading)
@@ -173,7 +173,7 @@ class Throttling(FactorSource):
             self._note()
 
     async def begin_drill(self, drill: Drill) -> None:
-        """Set a fixed factor for a while, whatever the volumes are like.
+        """Set a fixed factor for a while, regardless of the volumes.
 
         Raises:
             StoreError: the store did not answer; the drill may have begun.

@@ -9,9 +9,9 @@ from typing import Final
 from starlette.types import Scope
 
 from app.domain.quota import KEYS
-from app.http.documents import HTML, OPENAPI, REDOC, SWAGGER, hash_of
-from app.http.hot import HttpAnswer
-from app.http.static import Redirect, StaticPage
+from app.http.openapi.pages import HTML, OPENAPI, REDOC, SWAGGER, hash_of
+from app.http.server.hot import HttpAnswer
+from app.http.server.static import Redirect, StaticPage
 
 ENTRANCE: Final = "/"
 PATH: Final = "/console"

@@ -20,8 +20,11 @@ function made(tag, attributes = {}, ...children) {
 }
 
 const cells = (...values) => values.map((value) => typeof value === "number" || value === null
-  ? made("td", { class: "number" }, value === null ? "–" : shown(value)) : made("td", {}, value));
-const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 3 });
+  ? made("td", { class: "number" }, value === null ? "–" : measured(value)) : made("td", {}, value));
+const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 20 });
+// Measured and computed numbers have three digits, or all before the point, as in app/run/commands/show.py.
+const measured = (number) => number.toLocaleString("en",
+  Math.abs(number) < 100 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 });
 const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
   ...(rows.length ? rows : [made("tr", {}, made("td", { colspan: columns, class: "hint" }, nothing))]));
 
@@ -310,7 +313,7 @@ function explanation(quota) {
   const rungs = quota.ladder.map(({ entity, limit }) =>
     made("li", entity === quota.entity ? { class: "found" } : {}, made("code", {}, entity),
       limit === null ? " –" : ` ${shown(limit)}`));
-  const now = quota.limit_now === quota.limit ? "" : `, ${shown(quota.limit_now)} at the moment`;
+  const now = quota.limit_now === quota.limit ? "" : `, ${measured(quota.limit_now)} at the moment`;
   return made("article", {}, made("h2", {}, `${quota.quota}: ${shown(quota.limit)}${now}`),
     made("p", {}, "charged to ", made("a", { href: "#buckets", onclick: (event) => {
       event.preventDefault();
@@ -370,11 +373,11 @@ async function lookAtThrottles() {
   await act(async () => {
     const now = { at: performance.now(), all: samples(await ask("metrics")) };
     const of = (name) => now.all.filter((sample) => sample.name === `quotagate_${name}`);
-    const measured = new Map([...of("rate"), ...of("tokens")].map(({ labels, value }) =>
+    const rates = new Map([...of("rate"), ...of("tokens")].map(({ labels, value }) =>
       [`${labels.quota} ${labels.entity}`, value]));
     const waits = of("throttle_seconds").sort((a, b) => b.value - a.value);
     fill("throttle-rows", waits.map(({ labels, value }) => made("tr", {}, ...cells(made("code", {}, labels.quota),
-      made("code", {}, labels.entity), `${shown(value)} s`, measured.get(`${labels.quota} ${labels.entity}`) ?? null))),
+      made("code", {}, labels.entity), duration(value), rates.get(`${labels.quota} ${labels.entity}`) ?? null))),
       "Nobody was throttled in the last two minutes.", 4);
     const counted = of("decisions_total");
     fill("decision-rows", counted.map(({ labels, value }) => made("tr", {}, ...cells(labels.decision,
@@ -398,7 +401,7 @@ async function lookAtHealth() {
     const all = samples(await ask("metrics"));
     const sum = (name) => all.filter((sample) => sample.name === `quotagate_${name}`).reduce((total, { value }) => total + value, 0);
     const lines = {
-      Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": shown(state.throttle_factor),
+      Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": measured(state.throttle_factor),
       Decisions: shown(sum("decisions_total")), "Without the store": shown(sum("fallback_total")),
       "Store failures": shown(sum("store_failures_total")), "Clock corrections": shown(sum("clock_corrections_total")),
       "Processes without their store": shown(sum("store_circuit_open")),
@@ -418,21 +421,29 @@ function size(bytes) {
   return `${(Math.floor((bytes / 1024 ** unit) * 10) / 10).toLocaleString("en")} ${UNITS[unit]}`;
 }
 
-function left(untilMs) {
-  const s = Math.ceil((untilMs - Date.now()) / 1000);
-  if (s <= 0) return "over";
-  const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([unit, name], place, all) =>
-    [Math.floor((place ? s % all[place - 1][0] : s) / unit), name]).filter(([count]) => count);
-  return parts.slice(0, 2).map(([count, name]) => `${count} ${name}`).join(" ");
+const LENGTHS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+// Rounded up, in at most two units, as in app/run/commands/show.py.
+function duration(seconds) {
+  if (seconds < 1) return `${Math.ceil(seconds * 1000)} ms`;
+  if (seconds < 10) return `${Math.ceil(seconds * 10) / 10} s`;
+  for (let place = 0; place < LENGTHS.length - 1; place += 1) {
+    const [[name, long], [shortName, short]] = LENGTHS.slice(place);
+    const whole = Math.ceil(seconds / short) * short;
+    const rest = whole % long;
+    if (whole >= long) return `${Math.floor(whole / long)} ${name}${rest ? ` ${rest / short} ${shortName}` : ""}`;
+  }
+  return `${Math.ceil(seconds)} s`;
 }
 
+const left = (untilMs) => untilMs <= Date.now() ? "over" : duration((untilMs - Date.now()) / 1000);
 const when = (atMs) => atMs ? new Date(atMs).toLocaleString() : "–";
 const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)} (until ${when(untilMs)})`;
 
 async function lookAtVolumes() {
   await act(async () => {
     const now = await ask("v1/volumes");
-    const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, shown(now.factor));
+    const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, measured(now.factor));
     const lines = {
       Why: now.reason, Since: when(now.since_ms), Valid: within(now.valid_until_ms),
       "Next check": when(now.next_check_ms), Source: now.source ?? "none",

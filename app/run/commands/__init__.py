@@ -1,1 +1,1 @@
-"""What operators type: one file for each group of commands, and what they share."""
+"""The commands of operators: one file or package for each noun, and their shared parts."""

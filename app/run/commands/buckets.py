@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from app.run.commands import show, values
-from app.run.commands.node import connected
+from app.run.commands.node.requests import connected
+from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.options import AtMs
 from app.run.commands.show import Out
-from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer(
     help="Show and reset buckets, the counters that requests are charged to.", no_args_is_help=True
@@ -61,7 +61,10 @@ def show_(
         for name in found["buckets"][0]
         if name != "bucket" and any(one[name] is not None for one in found["buckets"])
     ]
-    rows = [{name.upper(): one[name] for name in columns} for one in found["buckets"]]
+    rows = [
+        {name.upper(): one[name] if name == "quota" else show.measured(one[name]) for name in columns}
+        for one in found["buckets"]
+    ]
     show.records(rows, right=[name.upper() for name in columns if name != "quota"])
 
 

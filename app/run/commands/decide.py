@@ -10,10 +10,10 @@ import typer
 
 from app.domain.ask import Mode
 from app.run.commands import show
-from app.run.commands.node import connected
+from app.run.commands.node.requests import connected
+from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
-from app.run.commands.target import ConfigFile, Key, Url
 
 
 def decide(
@@ -103,7 +103,19 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _show(decision: Mapping[str, Any], output: Output) -> None:
     if show.document(decision, output):
         return
-    show.fields((name, value) for name, value in decision.items() if name != "quotas")
+    show.fields((name, value) for name, value in _for_people(decision).items() if name != "quotas")
     if quotas := decision.get("quotas"):
         show.line()
-        show.records(quotas, right=["limit", "throttle_ms", "observed", "remaining"])
+        show.records([*map(_for_people, quotas)], right=["limit", "throttle", "observed", "remaining"])
+
+
+def _for_people(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a decision or a verdict, with a readable wait and rounded measurements."""
+    return {
+        name.removesuffix("_ms"): show.duration(value)
+        if name == "throttle_ms"
+        else show.measured(value)
+        if name in {"observed", "remaining"}
+        else value
+        for name, value in answer.items()
+    }

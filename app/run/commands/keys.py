@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from app.run.commands import show
-from app.run.commands.node import connected, segment
+from app.run.commands.node.requests import connected, segment
+from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.show import Out, Output
-from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share; those for the connection are in ``target.py``."""
+"""Options that several commands share; the connection's options are in ``target.py``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ORDER: Final = "the order of the options"
 
 
 class PlainErrorsGroup(TyperGroup):
-    """The group of a whole command line: its errors repeat nothing that was typed but may be a secret."""
+    """The group of a whole command line: its errors repeat no typed word that may be a secret."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the options of the group."""
@@ -52,7 +52,7 @@ class PlainErrorsGroup(TyperGroup):
 
 
 def vocabulary(command: Any) -> frozenset[str]:
-    """The words of a command line itself: commands, options and choices, and those of quotas."""
+    """The words of a command line itself: commands, options and choices, and the words of quotas."""
     from app.domain.quota import KEYS, LAYER_POLICIES
     from app.domain.quota_value import CHOICES, FIELDS
     from app.kafka.configuration import PROPERTIES

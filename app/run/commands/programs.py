@@ -35,7 +35,7 @@ NEEDS_SECRET: Final = frozenset({"backfill"})
 
 
 def become(module: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None) -> NoReturn:
-    """Replace this process by that program, which keeps the process id, signals and terminal.
+    """Replace this process by the program of a module, which keeps the process id, signals and terminal.
 
     Args:
         settings: environment variables for it, in addition to ours.

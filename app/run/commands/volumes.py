@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from app.run.commands import show, values
-from app.run.commands.node import connected
+from app.run.commands.node.requests import connected
+from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.options import AtMs, Reason
 from app.run.commands.show import Out, Output
-from app.run.commands.target import ConfigFile, Key, Url
 
 group = typer.Typer()
 
@@ -144,7 +144,7 @@ def _show(found: Mapping[str, Any], output: Output) -> None:
     drilled = found["drill"]
     show.fields(
         [
-            ("factor", found["factor"]),
+            ("factor", show.measured(found["factor"])),
             ("since", show.when(found["since_ms"] or None)),
             ("valid until", show.when(found["valid_until_ms"])),
             ("next check", show.when(found["next_check_ms"])),

@@ -2,11 +2,11 @@
 
 The script is one function, run(KEYS, ARGV), assembled from these files by app/store/script.py. It decides the asks of
 one call in order, each atomically. It is built once, when its library is first called (app/store/library.py), and
-lives as long as the library; `begin` sets what belongs to one call.
+lives as long as the library; `begin` sets the variables of one call.
 
 KEYS     For each ask, in order:
            string  the answer kept for the ask, only if the ask has an id (TTL: how long a retry gets it again);
-                   in mode renew the number of the bucket's last reset (TTL: how long a node may know what was in it),
+                   in mode renew the number of the bucket's last reset (TTL: how long a node may know its ids),
                    and one more key, the birth of the store's state (mark.lua)
            string  for each quota of the ask: its bucket; the algorithm's file draws the state
          In a call that is logged, at the end:
@@ -18,9 +18,9 @@ ARGV[1]  The call, struct <B B d>:
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 6 hold, 7 settle, 16 undo (undo.lua),
-              17 look: what hold would grant in these buckets, without a write;
+              17 look: the units that hold would take in these buckets, without a write;
               plus 32 to keep the answer even if no bucket of this ask was charged: buckets of other slots were,
-              64 to answer with the stamps of what was charged, by which it can be undone,
+              64 to answer with the stamps of the charges, which undo needs,
               128 if a byte delay follows
            B  quotas (count)
            d  the caller's time (ms since 1970); ignored under the store's clock
@@ -33,17 +33,17 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
            d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of;
-              in modes hold and look the wish, in mode settle what was spent,
-              in mode undo what the charge took
+              in modes hold and look the wish, in mode settle the spent units,
+              in mode undo the units that the charge took
            ddd parameters of the algorithm:
               sampled rate:  samples (count), sample_ms (ms), which usage field (number)
               token bucket:  burst (units), max_debt (units), which usage field (number)
               producer ids:  window (ms), interval (ms), ttl of a layer (ms)
            d  longest delay (ms)
            32 bytes for each id: its spread, eight I4; in mode undo one, which is the stamp of the charge (undo.lua)
-         The context: bytes that the node wants back with a kept answer. In mode renew the birth that the node knows, with
-         the history. In modes hold, look and settle instead struct <c16 d>: the name of the lease, how long it lasts (ms;
-         0 in mode settle).
+         The context: bytes that the node wants back with a kept answer. In mode renew the birth that the node knows,
+         with the history. In modes hold, look and settle instead struct <c16 d>: the name of the lease, how long it
+         lasts (ms; 0 in mode settle).
 
 Reply    { now, answer, answer, ... }
            now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
@@ -52,24 +52,26 @@ Reply    { now, answer, answer, ... }
                    '\1' and the kept answer: I2 length of the context, the context, a result for each quota
                    '\2' and the reason why there is no answer: the bucket cannot be read
                    '\3' and d observed, d remaining of each quota, in a call with brief answers: all admit, none counts
-                   ids, and there is no more to say
-                   '\4' and a result for each quota; then for each quota what undo needs of its charge, and the history
+                   ids, and no result has more values
+                   '\4' and a result for each quota; then the charge of each quota, which undo needs, and the history
                    (undo.lua)
-         A call that is logged goes on: the call's number, an integer (0 if it could write nothing); then what became of
-         ids, one string, of each ask that has some: I2 its place among the answers (from 0), I2 ids (count), and for
-         each id one byte: 0 not written, 1 charged, 2 refreshed.
+         A logged call adds its number, an integer (0 if it could write nothing), and the outcomes of ids, one string:
+         for each ask with ids, I2 its place among the answers (from 0), I2 ids (count), and for each id one byte:
+         0 not written, 1 charged, 2 refreshed.
          A result, struct <B B B d d d d d d>:
            B  outcome: 0 admit, 1 delay, 2 throttle, 3 reject; in mode renew 2 if the store's state is not the one that
               the node knows, 3 if the bucket was reset since; in mode settle 3 if nothing is held for the lease
            B  reason: 0 none, 1 capacity, 2 too large, 4 the store is full (this quota was not judged nor charged)
            B  clock: 0, 1 taken as the bucket's newest time, 2 bucket moved back; plus 4 x live layers of ids (count)
            d  throttle_ms (ms)
-           d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none);
-              of ids that were not too many: for how long (ms) the layer stays open that now holds all ids of the ask;
-              0 if it does not hold all; of a throttled ask: less the ids that are new; in mode hold of an ask that is granted: the units now held; in mode look: those that
-              this bucket would grant
-           d  ids remembered (count); of units: those of leases that ended since the last write, and were not settled
-           d  fill of the newest filter (0 to 1); of a token bucket: units of debt that were forgiven; in modes hold,
+           d  observed (units of the limit), d remaining (units), d largest usage that could pass (units; 0 if none)
+              or instead of it
+                for ids that were not too many: how long (ms) the layer that now holds all ids of the ask stays open;
+                0 if it does not hold all; if the ask is throttled: minus the number of unseen ids;
+                in mode hold, if it is granted: the units now held; in mode look: the units that this bucket would
+                grant; in mode undo: the units that were given back
+           d  ids remembered (count); for units: the units of unsettled leases that ended since the last write
+           d  fill of the newest filter (0 to 1); for a token bucket: units of debt that were forgiven; in modes hold,
               look and settle: units that the bucket holds now
 
 Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the store's clock:
@@ -130,7 +132,7 @@ local function set_range(key, at, text)
 end
 
 -- Whether the store is too full for anything new. Checked before a key or a segment is made, so that the last eighth of
--- the memory serves what exists. One check holds for LOOK_EVERY_MS, and for the whole call.
+-- the memory serves existing keys. One check holds for LOOK_EVERY_MS, and for the whole call.
 local function is_full()
   if full == nil then
     local now = store_now()
@@ -147,8 +149,8 @@ local function is_full()
   return full
 end
 
--- The TTL of a key: the ms from the real now until its state equals that of an absent key, plus some slack. A state that
--- equals it already, as a token bucket that a refund fills, has the slack alone: the store takes no TTL below 1.
+-- The TTL of a key: the ms from the real now until its state means the same as no key, plus some slack. If it does so
+-- already, as a token bucket filled by a refund, the TTL is the slack alone: the store takes no TTL below 1.
 local function ttl(ms)
   ms = ceil(min(max(ms, 0) + SLACK_MS, LONGEST_TTL_MS))
   return caller_clock and max(ms, DAY_MS) or ms

@@ -1,9 +1,9 @@
 --[[ Decides one ask after the other: judges every quota of an ask, then writes for all of them or for none.
 
-Last of the parts of the script (app/store/script.py); call.lua says what a call brings and what it returns.
-A `check` is one quota of one ask: what the ask brought, the bucket as its algorithm loaded it, and the outcome.
-Each algorithm has the same functions: load, clock_window, judge, move, touch, charge, refund, report; those of units,
-not of ids, also have what leases need: reckon, capacity, hold, settle.
+Last of the parts of the script (app/store/script.py); call.lua describes the arguments and the reply of a call.
+A `check` is one quota of one ask: its values from the ask, its bucket as loaded by the algorithm, and the outcome.
+Each algorithm has the same functions: load, clock_window, judge, move, touch, charge, refund, report. The algorithms
+of units, not of ids, also have the functions for leases and undo: reckon, capacity, hold, settle, undo.
 
 Example  of two quotas, the first admits and the second refuses: neither is charged (both are touched), and the answer
          has both results. Had the second quota been in shadow mode, both would have been charged
@@ -11,19 +11,19 @@ Example  of two quotas, the first admits and the second refuses: neither is char
 
 local ALGORITHMS = { make_sampled_rate(), make_token_bucket(), make_producer_ids() }
 local PRODUCER_IDS = ALGORITHMS[3]
-local QUOTA_BYTES, FIELD_AT = 52, 36 -- of a quota in an ask, and where its third parameter is in it
+local QUOTA_BYTES, FIELD_AT = 52, 36 -- the size of a quota in an ask, and the offset of its third parameter
 local store_time, next_key
 local answers, outcomes, place, first_key
 local ids_check -- the check of the ask at hand that counts ids; at most one does
--- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: new ones of so many
--- fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read, and
--- to false where there is nothing: each assignment of nil to a missing field may make Lua arrange the whole table anew.
+-- The checks of the ask at hand are the first `quotas` of these. Every ask uses the same tables: making tables with so
+-- many fields took longer than the rest of the decision (docs/decisions/0050). So `load` sets every field that is read,
+-- a missing value to false: assigning nil to a missing field may make Lua rehash the whole table.
 local checks, quotas = {}, 0
 local refused -- whether a quota that is not in shadow refuses the ask at hand
 local renewal -- the outcome of a renewal
 
--- What a bucket grants of a wish (check.slice); where that is nothing, the wait until one unit is free (the wish, if that
--- is less), or until the first lease ends if that is sooner, because leases are mostly settled with less than they hold.
+-- The units that a bucket grants of a wish (check.slice). Without a grant, the wait until one unit is free (the wish,
+-- if that is less), or until the first lease ends if that is sooner: most leases are settled with less than they hold.
 local function grant(check)
   local wish, holds = check.usage, check.holds
   if holds and #holds == 0 then holds = nil end
@@ -112,7 +112,7 @@ local function read_checks()
   return at
 end
 
--- KIP-124: a client waits out the larger byte delay first, so request rates are judged as of after that.
+-- KIP-124: a client waits out the larger byte delay first, so request rates are judged at the time after it.
 local function sum_delays()
   local byte_delay = delayed or 0
   for i = 1, quotas do
@@ -126,7 +126,7 @@ local function sum_delays()
   end
 end
 
--- Hold the least that a bucket of the same usage field grants, in every bucket or in none.
+-- Hold in every bucket, or in none, the least that any bucket of the same usage field grants.
 local function hold_all(lease, lease_ms)
   local slices, grants = {}, not refused
   for i = 1, quotas do
@@ -151,7 +151,7 @@ local function hold_all(lease, lease_ms)
   return false
 end
 
--- Say what each bucket would grant, and write nothing.
+-- Report the units that each bucket would grant, and write nothing.
 local function look_all()
   for i = 1, quotas do
     if checks[i].outcome == ADMIT then checks[i].largest = checks[i].slice end
@@ -159,7 +159,7 @@ local function look_all()
   return false
 end
 
--- Charge what was spent of a lease, and free the rest, wherever units are held for it.
+-- Charge the spent units of a lease, and free the rest, in each bucket that holds units for it.
 local function settle_all(lease)
   for i = 1, quotas do
     local check = checks[i]
@@ -168,7 +168,7 @@ local function settle_all(lease)
   return false
 end
 
--- Write the effect of the decision; whether a bucket was charged or refunded.
+-- Write the effect of the decision; returns whether a bucket was charged or refunded.
 local function apply(ends)
   if mode == PEEK then return false end
   if mode > RECORD then
@@ -214,7 +214,7 @@ local function answer_of()
   return answer or '\0'
 end
 
--- The brief answer to an ask; nil if a result has more to it.
+-- The brief answer to an ask; nil if a result has more values.
 local function brief_answer()
   local answer
   for i = 1, quotas do
@@ -229,7 +229,7 @@ local function brief_answer()
   return answer
 end
 
--- Note what became of the ids of the ask at hand, one byte each.
+-- Note the outcomes of the ids of the ask at hand, one byte each.
 local function note_outcomes()
   local found, bytes = ids_check.id_outcomes, nil
   if found then
@@ -242,8 +242,8 @@ local function note_outcomes()
   outcomes[#outcomes + 1] = pack('<I2I2', place - 2, #bytes) .. bytes
 end
 
--- What a node knows is written again unless the bucket was reset since. A state that the node does not know may have lost
--- the number of that reset.
+-- Known ids are written again unless the bucket was reset since. A state that the node does not know may have lost the
+-- number of that reset.
 local function outcome_of_renewal(birth, known_birth, last_reset)
   if not birth or birth .. history_now() ~= known_birth then return THROTTLE end
   return last_reset and tonumber(last_reset) > checks[1].usage and REJECT or ADMIT

@@ -1,6 +1,6 @@
 --[[ Removes buckets and takes a number in the order of the decision log, in one step; follows order.lua.
 
-For a bucket that nodes may remember, a number is left: what a node learned before is not written again (decide.lua).
+For a bucket that nodes may remember, a number is left: ids that a node learned before are not renewed (decide.lua).
 
 KEYS, in order
          string  ARGV[1] buckets to remove; there may be none
@@ -8,7 +8,7 @@ KEYS, in order
          string  the number of the last reset of any bucket (order.lua)
          string  only if decisions are logged: the number of the last call that was logged (order.lua)
 ARGV[1]  how many buckets (count)
-ARGV[n]  n >= 2: how long a node may know what was in the bucket (ms)
+ARGV[n]  n >= 2: how long a node may know the bucket's ids (ms)
 Reply    the number in the order of the log as text; '0' if nothing is logged, or if the store takes no writes
 Example  EVAL ... 4 qg1:{user=alice}:producer_ids_rate:... qg1:{user=alice}:producer_ids_rate:...:reset qg1:resets qg1:order
            1 4860000

@@ -1,7 +1,7 @@
 --[[ The history of the server's state, which a script compares with the one that a node knows.
 
 Reply    string  16 bytes: the beginning of the id of the server's replication, which changes when a replica takes over
-                 and when the server starts; zeros if the server does not say
+                 and when the server starts; zeros if it is unknown
 Example  history_of_server()
          '8c1e5a3b90d2f647'
 ]]

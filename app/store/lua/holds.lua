@@ -1,13 +1,13 @@
 --[[ Leases: the units that a bucket holds for them (app/domain/holds.py has the rules and the reasons).
 
-A bucket without leases looks as it did before there were leases. With leases, its state goes on:
+A bucket without leases has no such state. With leases, its state continues:
 State    <c16 d d>  for each lease, ordered by their ends: its name, the units held, its end (ms)
 A check of a rate or a token bucket has
-  holds   { { name, units, end }, ... } in that order; false if the bucket had no leases when it was loaded, so that asks
-          without leases pay for one look only. The others are then not set:
-  held    the units of all of them
-  lapsed  the units of leases that ended before this ask and that nobody had settled: spent at their end. The next
-          write of the bucket keeps that
+  holds   { { name, units, end }, ... } in that order; false if the bucket had no leases when it was loaded, so that an
+          ask without leases pays for one comparison only. The next two are then not set:
+  held    the units of all holds
+  lapsed  the units of unsettled leases that ended before this ask, spent at their end; the next write of the bucket
+          stores that
 Example  a token bucket of <16, 1000> with a lease of 4 units until 1500 ms: <16, 1000> <name, 4, 1500>, 48 bytes
 ]]
 

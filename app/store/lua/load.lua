@@ -1,14 +1,14 @@
---[[ Loads a history into buckets. It only adds, and loading twice has the same result as loading once.
+--[[ Loads a history into buckets. It only adds, and is idempotent.
 
-Last of the parts of the script that loads (app/store/loading.py); call.lua has what it shares with decisions.
+Last of the parts of the script that loads (app/store/loading.py); call.lua has the parts shared with decisions.
 
 KEYS[1]  string  how many assertions of this load are done (TTL 7 days)
 KEYS[n]  string  n >= 2: a bucket, as for a decision
 
 ARGV[1]  The call: as for a decision (call.lua).
 ARGV[2]  struct <d d>: now (ms since 1970; ignored under the store's clock), assertions done after this call (count)
-ARGV[n]  n >= 3: what bucket KEYS[n - 1] should hold. A quota as in an ask (call.lua), in which `usage` is the kind of
-         item and `ids` their count; then the items, in order of time:
+ARGV[n]  n >= 3: the content of bucket KEYS[n - 1]: a quota as in an ask (call.lua), in which `usage` is the kind of the
+         items and `ids` their count; then the items, in order of time:
            1  ids      struct <I4 x 8, d d>: spread, written at (ms), begin of its layer (ms)
            2  charges  struct <d d>: time (ms), ids (count)
            3  samples  struct <d d d>: sum (units), start (ms), last event (ms)

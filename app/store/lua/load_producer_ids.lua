@@ -1,10 +1,10 @@
---[[ Loads ids and charges (app/domain/loading.py has the rules); follows producer_ids.lua, in the function that makes it.
+--[[ Loads ids and charges (app/domain/loading.py has the rules); follows producer_ids.lua in its maker function.
 
 check    the bucket as producer_ids.load left it: KEYS[n] of load.lua
 packed   items from position `from` on, `count` of them:
            kind 1, ids:      struct <I4 x 8, d d> spread, written at (ms), begin of its layer (ms)
            kind 2, charges:  struct <d d> time (ms), ids (count)
-tally    counts what became of each: ADDED, THERE, OVER, NO_ROOM
+tally    counts the results: ADDED, THERE, OVER, NO_ROOM
 Example  charges <1000 ms, 3 ids> onto a ring with 2 charges at 1000: 1 is ADDED, 2 were THERE
 ]]
 
@@ -33,7 +33,7 @@ local function load_id(check, id, at, layer)
     if is_live(check, check.number) then begins = max(begins, check.starts[check.number % LAYERS] + check.interval) end
     into = begin_layer(check, begins)
   end
-  check.base, check.last = check.base or at, check.last or at -- not now: loading twice must leave what loading once does
+  check.base, check.last = check.base or at, check.last or at -- not now: a repeated load must change nothing
   write(check, id, into)
   return ADDED
 end
@@ -47,7 +47,7 @@ function producer_ids.load_ids(check, packed, from, count, tally)
   if check.dirty then write_head(check) end
 end
 
--- The first charge of the ring, from one on, that is not before a time.
+-- The place of the first charge of the ring, at or after `from`, that is not before a time.
 local function before(check, at, from)
   local after = check.charges
   if from < after and at > check.last then return after end
@@ -74,7 +74,7 @@ local function ring_put(check, from, text)
   if #text > straight then set_range(check.key, check.ring, string.sub(text, straight + 1)) end
 end
 
--- Put charges between those of the ring. `wanted` lists { how many charges precede, time, count }, in order.
+-- Insert charges into the ring. `wanted` lists { how many charges precede, time, count }, in order.
 local function insert(check, wanted, total)
   check.base = check.base or wanted[1][2]
   local charges = check.charges

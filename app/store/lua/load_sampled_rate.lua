@@ -1,8 +1,8 @@
---[[ Loads samples (app/domain/loading.py has the rules); follows sampled_rate.lua, in the function that makes it.
+--[[ Loads samples (app/domain/loading.py has the rules); follows sampled_rate.lua in its maker function.
 
 check    the bucket as sampled_rate.load left it: KEYS[n] of load.lua
-packed   items of kind 3 from position `from` on, `count` of them: struct <d d d> sum (units), start (ms), last event (ms)
-tally    counts what became of each: ADDED, THERE, OVER
+packed   `count` items of kind 3 from position `from` on: struct <d d d> sum (units), start (ms), last event (ms)
+tally    counts the results: ADDED, THERE, OVER
 Example  <40, 1000, 1900> onto a sample <30, 1000, 1500>: that becomes <40, 1000, 1900>, and tally[ADDED] grows by 1
 ]]
 

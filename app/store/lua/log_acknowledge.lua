@@ -1,4 +1,4 @@
---[[ Deletes entries that are in files from the stream of the decision log, and counts their rows.
+--[[ Deletes entries from the stream of the decision log once they are in files, and counts their rows.
 
 Only entries that were still there are counted, so that none is counted twice.
 

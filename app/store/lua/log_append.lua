@@ -1,6 +1,6 @@
 --[[ Puts a batch of the decision log into the stream, if there is room, and notes that its node is alive.
 
-Entries that were written to files are deleted, so the length of the stream is what is still unread. No unread batch is
+Entries that were written to files are deleted, so the length of the stream counts unread batches. No unread batch is
 dropped for a newer one. The last 1/32 of the store's memory is left to leases, the factor and the examination: above
 maxmemory the store would refuse them, and the worker that empties the stream could not take its lease.
 

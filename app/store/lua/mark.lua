@@ -1,6 +1,6 @@
---[[ Reads by what a node notices that the store lost its state, or that a bucket was reset; follows history.lua.
+--[[ Reads the values by which a node detects a lost state or a reset of a bucket; follows history.lua.
 
-KEYS[1]  string  the birth of the store's state, but for the history: made here when it is missing (TTL LONGEST_TTL_MS)
+KEYS[1]  string  the birth of the store's state, without the history; made here if it is missing (TTL LONGEST_TTL_MS)
 KEYS[2]  string  the number of the last reset of any bucket (forget.lua)
 ARGV[1]  the birth to write if it is missing: random bytes, so that no two are the same
 Reply    { { seconds, microseconds } since 1970, the birth with the history (empty if it is missing and cannot be

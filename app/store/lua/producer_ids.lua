@@ -12,10 +12,10 @@ State    <d d I4 d d d d I4 I4 I4 I4>  base time (ms), time of the newest charge
          segments        blocks of 256 bytes: <I4> number of the layer that wrote it last, then 504 cells of 4 bits,
                          one bit for each slot; cell 2i is the low half of byte i
          ring            <I4> for each charge: its time less the base, mod 2^32 (kept charges span less than that)
-         A block is cleaned of the layers that ended since its last write when it is written next; readers mask them.
+         The next write of a block clears the layers that ended since its last write; readers mask them.
          When the layout changes, the key is written whole by one SET, since growing in place doubles a small
-         allocation. A large key would take long to copy, and grows by 1 MiB only: it is extended where the ring was,
-         and its ring moves to the end.
+         allocation. A large key would take long to copy, and grows by 1 MiB only: new segments take the place of the
+         ring, which moves to the end.
 Example  limit 3 ids a window of 60000 ms, two charges at 0 ms in the ring: one id more at 1000 ms is admitted, sets its
          bits in the open layer and adds a charge, 1000 less the base. A fourth waits until 60000 ms
 ]]
@@ -40,7 +40,7 @@ local function shorten(list, length)
   for i = #list, length + 1, -1 do list[i] = nil end
 end
 
--- The i-th segment of the key as the head describes it, in a table that the check used for another ask before.
+-- The i-th segment of the key as the head describes it, in a table that the check used for an earlier ask.
 local function entry_at(check, packed, i, offset)
   local s = check.spare[i] or { counts = {} }
   check.spare[i] = s
@@ -263,7 +263,7 @@ local function rewrite(check, ring, is_small)
   set(check.key, table.concat(packed), ttl(lasts(check)))
 end
 
--- Extend a large key: clear what a new segment takes over from the ring, and write the ring after it.
+-- Extend a large key: clear the part of the ring that a new segment takes, and write the ring after it.
 local function extend(check, ring, ends, is_new)
   local length = ends + check.capacity * 4
   written = written + max(length - call('STRLEN', check.key), 0)
@@ -322,7 +322,7 @@ local function add_segment(check, ids)
   check.changed = true
 end
 
--- How many ids a layer of the first segment holds, and of the one that follows a full one (app/domain/shape.py).
+-- The ids per layer of the first segment, and of the segment after a full one (app/domain/shape.py).
 local function first_segment(limit)
   return min(max(SMALLEST_SEGMENT, ceil(limit / 3)), FIRST_SEGMENT, max_ids)
 end
@@ -365,7 +365,7 @@ local function opened_layer(check)
   return open_layer(check) or begin_layer(check, check.t)
 end
 
--- Set an id's cells in the newest segment's part of a live layer, which is the open one unless it is given.
+-- Set an id's cells in the newest segment, in the given live layer, or else in the open one.
 local function write(check, id, number)
   check.base = check.base or check.t
   check.last = check.last or check.t
@@ -411,8 +411,8 @@ local function write(check, id, number)
   check.dirty = true
 end
 
--- Look up every id before any is written: which are unseen, and which seen ones are not in the open layer yet.
--- `missing` counts both, less those written since.
+-- Look up every id before any is written: list the unseen ids, and the seen ids that are not in the open layer yet.
+-- `missing` counts both, less the ids written since.
 local function look(check)
   check.looked = true
   shorten(check.unseen, 0)
@@ -475,7 +475,7 @@ function producer_ids.move(check, by, writing)
   if writing then write_head(check) end
 end
 
--- Note for the log what became of an id.
+-- Note the outcome of an id for the log.
 local function note(check, id, outcome)
   check.id_outcomes = check.id_outcomes or {}
   check.id_outcomes[id.place] = outcome
@@ -495,8 +495,8 @@ function producer_ids.touch(check)
   if check.dirty then write_head(check) end
 end
 
--- Write ids that a node knows to the open layer, uncharged: seen ones as any ask does, and those that the store lost as
--- long as there is room for them.
+-- Write known ids to the open layer, uncharged: refresh seen ids as any ask does, and restore lost ids as long as there
+-- is room for them.
 function producer_ids.renew(check)
   look(check)
   producer_ids.touch(check)
@@ -520,15 +520,15 @@ local function add_charges(check, n)
   check.alive = check.charges
 end
 
--- The capacity of a ring that has to hold this many charges: grow by a quarter, but not beyond the limit while within it.
+-- The capacity of a ring for this many charges: grow by a quarter, but not beyond the limit while within it.
 local function room_of(check, charges)
   local room = ceil(check.capacity * 1.25)
   if charges <= check.limit then room = min(room, check.limit) end
   return min(max(charges, room), max_ids)
 end
 
--- Make room for n charges: drop the dead ones and, beyond max_ids, the oldest. A full store lets an old ring hold no more
--- than it does. Returns how many fit.
+-- Make room for n charges: drop the dead ones and, beyond max_ids, the oldest. In a full store, an existing ring does
+-- not grow. Returns how many fit.
 local function make_room(check, n)
   local alive, most = charged(check), max_ids
   if alive + n > check.capacity and check.newest and is_full() then most = check.capacity end
@@ -557,7 +557,7 @@ function producer_ids.charge(check)
   local n = make_room(check, #check.unseen)
   local function is_closed() return check.newest and is_short(check, 1) and is_full() end
   if remembered(check) < max_ids and not is_closed() then
-    opened_layer(check) -- which may push out an older one, and what it holds
+    opened_layer(check) -- which may push out an older layer with its ids
     local ids = remembered(check)
     for i = 1, min(#check.unseen, max_ids - ids) do
       if is_closed() then break end

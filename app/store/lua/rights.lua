@@ -2,7 +2,7 @@
 
 KEYS     none
 ARGV[.]  string  commands with all their arguments, between blanks; a server may crash on one that lacks some
-Reply    the numbers of those that are not allowed, from 1
+Reply    the numbers of the commands that are not allowed, from 1
 Example  EVAL ... 0 'TIME' 'FUNCTION LOAD x' 'GET qg1:order'
          2
 ]]

@@ -6,16 +6,17 @@ State    <I4 d d d d d d>  previous samples (count) plus 256 times the birth (un
                            first), oldest's start (ms), oldest's last event (ms), then the current sample: value
                            (units), start (ms), last event (ms)
          <d d d>           for each previous sample, oldest first: value (units), start (ms), last event (ms)
-         then its leases, if it has some (holds.lua); what they hold counts as recorded now
+         then its leases, if it has some (holds.lua); their units count as recorded now
          While no sample begins or ends, only the last 32 bytes of the head are written: an event moves the expiry
          only when it begins a sample.
 Example  samples of 1000 ms, state <1, 30, 0, 900, 4, 1000, 1200> <30, 0, 900>: a usage of 2 at 1500 ms goes into the
-         current sample, <1, 30, 0, 900, 6, 1000, 1500>; one at 2000 ms begins a sample, and that one becomes previous
+         current sample, <1, 30, 0, 900, 6, 1000, 1500>; one at 2000 ms begins a sample,
+         and the sample of 1000 ms becomes a previous one
 ]]
 
 local RATE, SAMPLE = '<I4dddddd', '<ddd'
 local RATE_BYTES, SAMPLE_BYTES = 52, 24
-local BIRTH = 256 -- by what a birth is multiplied, to be added to the count of previous samples
+local BIRTH = 256 -- the factor of a birth in its sum with the count of previous samples
 local CURRENT, CURRENT_AT = '<dddd', '20' -- the end of the head: the oldest's last event, and the current sample
 local sampled_rate = {}
 
@@ -98,7 +99,7 @@ local function live_sum(check, at)
   return sum + check.value, at - (oldest or check.start)
 end
 
--- The same, if the usage had been recorded at t.
+-- As live_sum, if the usage had been recorded at t.
 local function recorded(check, t, at)
   if at - t >= check.span then return 0, 0 end
   local sum, oldest = previous(check, at)
@@ -123,7 +124,7 @@ local function measure(check, at)
   local t = check.t
   local sum, elapsed = recorded(check, t, at)
   local window = window_of(check, elapsed)
-  if at == t then check.sum, check.window = sum, window end -- a charge makes it so: then report takes it from here
+  if at == t then check.sum, check.window = sum, window end -- true after a charge; report reuses it
   return sum, window
 end
 
@@ -161,7 +162,7 @@ local function is_too_large(check)
 end
 
 -- When the usage passes, from `at` on and before `stop`; nil if it does not. Without a stop the usage is not too large.
--- What is recorded changes only where a sample is over, or where the current one ends: look between these edges.
+-- The live samples change only where a sample is over, or where the current one ends: search between these edges.
 local function passing(check, at, stop)
   local ends, i = check.start + check.sample_ms, 1
   while true do
@@ -180,7 +181,7 @@ local function passing(check, at, stop)
   end
 end
 
-local wait_beside_holds -- below, with what it needs
+local wait_beside_holds -- defined below, after the functions that it calls
 
 local function delay(check, later)
   local limit = check.limit
@@ -191,7 +192,7 @@ local function delay(check, later)
   return DELAY, rounded((observed - limit) / limit * window, check.longest)
 end
 
--- Judge a usage; check.usage is that, and what leases hold.
+-- Judge a usage; check.usage is the usage plus the units that leases hold.
 local function judge_with(check, usage, later)
   if not check.deny then return delay(check, later) end
   if usage == 0 then return ADMIT, 0 end
@@ -257,7 +258,7 @@ function sampled_rate.move(check, by, writing)
   if writing then write_all(check, pack_previous(check, samples_of(check))) end
 end
 
--- Begin a sample: the current one joins the previous ones, those of them that are over leave; returns these.
+-- Begin a sample: the current one joins the previous samples, without those that are over; returns them, packed.
 local function begin_sample(check, usage, t)
   local span = max(check.samples, 2) * check.sample_ms
   local over = count_over(check, t, span)
@@ -289,8 +290,8 @@ local function write_record(check)
   write_all(check, string.sub(check.text, RATE_BYTES + 1))
 end
 
--- The time from which the usage passes. Leases count as spent at their end until then, so they are recorded one after
--- the other; the state is put back afterwards.
+-- The time from which the usage passes. Each lease until then counts as spent at its end, so leases are recorded one by
+-- one; the state is restored afterwards.
 function wait_beside_holds(check, usage)
   local holds, at = check.holds, check.t + 1
   local n, rest, oldest, oldest_last = check.n, check.rest, check.oldest, check.oldest_last
@@ -310,7 +311,7 @@ function wait_beside_holds(check, usage)
   return passes
 end
 
--- Record what leases held that are over.
+-- Record the units of leases that are over.
 function sampled_rate.reckon(check)
   local holds, over = end_holds(check)
   for i = 1, over do record(check, holds[i][2], max(holds[i][3], check.last)) end
@@ -383,7 +384,7 @@ function sampled_rate.refund(check)
   write_back(check, list)
 end
 
--- Give back in the very sample that took it. A sample that is over, or gone, has nothing to give.
+-- Give back in the sample that took the charge. A sample that is over, or gone, has nothing to give.
 function sampled_rate.undo(check)
   if not is_undoable(check) then return 0 end
   local list, at = samples_of(check), check.undone_at

@@ -6,7 +6,7 @@ State    <d d>   tokens (units; negative in debt), the time they were counted at
          <d d d> only of a bucket with a birth: the birth (undo.lua), the largest limit since it was born (units a
                  second), the burst of its last write (units)
          then its leases, if it has some (holds.lua); their tokens were taken when they were granted, and while they
-         last the bucket fills only up to the burst less what they hold (check.most)
+         last the bucket fills only up to the burst less their units (check.most)
 Example  limit 10 a second, burst 20, state <16, 1000>: at 1200 ms the bucket holds 16 + 10 * 0.2 = 18 tokens, so a
          usage of 4 is admitted and leaves <14, 1200>
 ]]
@@ -14,7 +14,7 @@ Example  limit 10 a second, burst 20, state <16, 1000>: at 1200 ms the bucket ho
 local TOKENS, TOKENS_BYTES, BORN, BORN_BYTES = '<dd', 16, '<ddd', 24
 local token_bucket = {}
 
--- Up to how many tokens the bucket fills while leases hold some units; at least 0, after a lowered burst.
+-- The level to which the bucket fills while leases hold some units; at least 0, after a lowered burst.
 local function most_tokens(check, held)
   return max(check.burst - held, 0)
 end
@@ -52,7 +52,7 @@ local function tokens_at(check, tokens, since, at)
   return min(check.most, tokens + check.limit * ((at - since) / 1000))
 end
 
--- The tokens, with any debt beyond max_debt forgiven; `over` adds up how much was.
+-- The tokens, with any debt beyond max_debt forgiven; `over` adds up the forgiven debt.
 local function forgive(check, tokens)
   if tokens >= -check.max_debt then return tokens end
   check.over = check.over + (-check.max_debt - tokens)
@@ -85,7 +85,7 @@ local function write_tokens(check)
   call('SET', check.key, text, 'PX', ttl(at - now + full_in))
 end
 
--- Go on to the end of each of some leases, one after the other; returns the tokens at the last end, and that end.
+-- Advance to the end of each of the first `over` leases; returns the tokens at the last end, and that end.
 local function past_ends(check, holds, over, tokens, since)
   for i = 1, over do
     local ends = max(holds[i][3], since)
@@ -204,7 +204,7 @@ function token_bucket.refund(check)
   write_tokens(check)
 end
 
--- Give back what the charge took, less what the bucket may have filled up meanwhile: that might have been cut off.
+-- Give back the charged tokens, less those that the bucket may have refilled since: these might have been cut off.
 function token_bucket.undo(check)
   if not is_undoable(check) then return 0 end
   local tokens = tokens_now(check)

@@ -1,11 +1,12 @@
---[[ What undo needs of a bucket (app/domain/undo.py has the rules and the reasons); follows call.lua.
+--[[ The births of buckets and stamps of charges for undo (app/domain/undo.py has the rules and the reasons);
+follows call.lua.
 
 An ask whose buckets are in several slots is charged slot by slot. If a later slot refuses it, the earlier charges are
-undone. A bucket that was charged so has a birth: a number that it keeps until what was charged can no longer be given
-back exactly. Buckets that no such ask ever charged have none, so their state is as it always was.
+undone. A bucket charged by such an ask has a birth: a number that it keeps until its charges can no longer be given
+back exactly. Other buckets have no birth in their state.
 
 Charge   <d d d>   of the answer to a stamped ask, for each quota: the bucket's birth (0: it cannot be undone), the time
-                   of the charge in the bucket (ms), what it took (units)
+                   of the charge in the bucket (ms), the units that it took
          16 bytes  the history (history.lua)
 Stamp    <d d> and 16 bytes  of an ask in mode undo, for each quota: the birth, the time and the history of the charge
 Example  a charge of 4 into a new bucket at 1763719742123 ms: <7340121, 1763719742123, 4> and '8c1e5a3b90d2f647'

@@ -1,6 +1,6 @@
 --[[ Reads the record of the throttle factor and the drill at one moment, with the store's time.
 
-KEYS[1]  string  the record, msgpack of app.domain.volumes.State
+KEYS[1]  string  the record, msgpack of app.domain.volumes.FactorState
 KEYS[2]  string  the drill, msgpack of app.domain.volumes.Drill
 ARGV     none
 Reply    { { seconds, microseconds } since 1970, { record or nil, drill or nil } }

@@ -1,6 +1,6 @@
 --[[ Replaces the record of the throttle factor, if it is still the one that was read and the writer may write.
 
-KEYS[1]  string  the record, msgpack of app.domain.volumes.State
+KEYS[1]  string  the record, msgpack of app.domain.volumes.FactorState
 KEYS[2]  string  the newest fencing token of the lease
 ARGV[1]  bytes   the record as it was read; '' for none
 ARGV[2]  bytes   the new record

@@ -1,4 +1,4 @@
-"""The client for programs with an event loop; what it does is what `Client` does."""
+"""The client for programs with an event loop; it behaves like `Client`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asks Quotagate; tasks may share it. Its arguments are those of `Client`.
+    """Asks Quotagate; tasks may share it. It takes the arguments of `Client`.
 
     Each event loop, and after a fork each process, has its own connections and leases. A function that is
     passed as ``http`` is called for each of them.
@@ -62,7 +62,7 @@ class AsyncClient:
         self._sleep = sleep
 
     async def decide(self, **ask: Unpack[Ask]) -> Decision:
-        """Ask once, whatever the answer says."""
+        """Ask once; return the decision, also if it refuses."""
         return await self.carry_out(self._dialogues.decide(ask))
 
     async def decide_batch(self, asks: Iterable[Ask]) -> list[Decision]:
@@ -99,7 +99,7 @@ class AsyncClient:
     def limited(
         self, ask: Ask | Callable[..., Ask], *, within_s: float | None = None
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
-        """Let each call of a coroutine function be work that is asked for."""
+        """Make each call of a coroutine function wait until it is admitted."""
 
         def decorate(work: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             @functools.wraps(work)
@@ -113,7 +113,7 @@ class AsyncClient:
         return decorate
 
     def leased(self, *, usage: Usage, lease_ms: int = LEASE_MS, **names: Unpack[LeasedNames]) -> AsyncLeased:
-        """Decide work without asking for each piece; the arguments are those of `Client.leased`."""
+        """Decide work without asking for each piece; the arguments are as in `Client.leased`."""
         return AsyncLeased(self, self._dialogues, names, usage, lease_ms)
 
     @property
@@ -141,7 +141,7 @@ class AsyncClient:
         await self.aclose()
 
     async def carry_out(self, dialogue: Dialogue[T]) -> T:
-        """Do what a dialogue asks for, and return its result."""
+        """Carry out a dialogue, and return its result."""
         outcome: Outcome | None = None
         while True:
             try:
@@ -179,7 +179,7 @@ class _Connections:
         self._is_ending = False
 
     async def end_with_loop(self) -> None:
-        """Have them closed with the event loop at the latest: `asyncio.run` closes its generators."""
+        """Have the connections closed with the event loop at the latest: `asyncio.run` closes generators."""
         if not self._is_ending:
             self._is_ending = True
             await anext(self._end)
@@ -214,7 +214,7 @@ class AsyncLeased:
         return sum(supply.holder.calls for supply in self._supply.made())
 
     def take(self, units: float = 1.0) -> bool:
-        """Spend units of the lease in hand; False if it has too few, or is over. It never waits.
+        """Spend units of the lease in hand; False if it has too few, or is over. Never waits.
 
         Outside of an event loop, for instance in a thread, the leases of the newest loop are spent.
         """
@@ -237,7 +237,7 @@ class AsyncLeased:
             return await self._client.carry_out(supply.holder.decide(units))
 
     async def aclose(self) -> None:
-        """Give back what is left of this event loop's leases."""
+        """Give back the unspent units of this event loop's leases."""
         self._is_open = False
         supply = self._supply.get(loop_here())
         if supply is not None:
@@ -275,7 +275,7 @@ class _AsyncSupply:
         return not self._loop.is_closed() and self.holder.take(units)
 
     async def aclose(self) -> None:
-        """End the task, and give back what is left."""
+        """End the task, and give back the unspent units."""
         async with self.calling:  # so that no answer with a lease is lost
             if self._task is not None:
                 self._task.cancel()

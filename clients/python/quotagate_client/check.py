@@ -30,10 +30,10 @@ class CheckHeaders:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A decision with what a gateway passes on to its own client.
+    """A decision, with the headers that a gateway passes on to its own client.
 
     Attributes:
-        headers: ``Retry-After``, ``RateLimit`` and ``RateLimit-Policy``, those that came.
+        headers: ``Retry-After``, ``RateLimit`` and ``RateLimit-Policy``, if the answer has them.
     """
 
     decision: Decision

@@ -32,10 +32,10 @@ class Client:
 
     Args:
         url: of a node, or of the balancer before several.
-        key: with the scope ``decide``, where one is needed.
+        key: an API key with the scope ``decide``, if the nodes need one.
         retry: which failed asks are sent again.
-        timeout_s: of one call; a busy node answers late, after up to its queue's 2 s by default.
-        jitter: a wait is made longer by up to this part of it, never shorter.
+        timeout_s: of one call; a busy node may answer only after its queue's time, by default 2 s.
+        jitter: the largest part by which a wait is lengthened; no wait is shortened.
         check_headers: as the service's settings name them.
         http: a client of the caller's own, for certificates or proxies; the caller closes it. A function that
             makes one is called in each process that needs it, and `close` closes its result. Without ``http``
@@ -70,20 +70,20 @@ class Client:
         self._sleep = sleep
 
     def decide(self, **ask: Unpack[Ask]) -> Decision:
-        """Ask once, whatever the answer says.
+        """Ask once; return the decision, also if it refuses.
 
         Raises:
             Problem: the ask was refused as an error; ``errors`` names its fields.
-            Overloaded: Quotagate had too much to do, and still had when it was asked again.
+            Overloaded: Quotagate was overloaded, also when asked again.
             Unreachable: no answer came.
         """
         return self.carry_out(self._dialogues.decide(ask))
 
     def decide_batch(self, asks: Iterable[Ask]) -> list[Decision]:
-        """Ask for many, in order; more than one call takes are cut into several.
+        """Ask for many, in order; a large batch is cut into several calls.
 
         Raises:
-            BatchCutShort: a later call failed; the error has the decisions of the earlier ones.
+            BatchCutShort: a later call failed; the error has the decisions of the earlier calls.
         """
         return self.carry_out(self._dialogues.decide_batch(asks))
 
@@ -95,18 +95,18 @@ class Client:
         ip: str | None = None,
         **query: str | float,
     ) -> Check:
-        """Ask as a gateway does; ``query`` says what is used, one request if nothing."""
+        """Ask as a gateway does; ``query`` gives the usage, by default one request."""
         return self.carry_out(self._dialogues.check(principal, client_id, ip, query))
 
     def acquire(self, *, within_s: float | None = None, **ask: Unpack[Ask]) -> Decision:
-        """Ask until the work may be done, sleeping as long as each answer says.
+        """Ask until the work may be done, sleeping for each answer's ``throttle_ms``.
 
-        A delay is the caller's to hold: `acquired` does that by itself.
+        The caller must wait out a delay; `acquired` does so itself.
 
         Raises:
-            Rejected: it will never pass.
-            DeadlinePassed: it would, but not within ``within_s``; raised without sleeping.
-            Overloaded: Quotagate had too much to do each time, or until later than ``within_s``.
+            Rejected: the ask will never pass.
+            DeadlinePassed: the ask would pass, but not within ``within_s``; raised without sleeping.
+            Overloaded: Quotagate was overloaded at each try, or asked for a wait beyond ``within_s``.
         """
         return self.carry_out(self._dialogues.acquire(ask, within_s))
 
@@ -125,11 +125,11 @@ class Client:
     def limited(
         self, ask: Ask | Callable[..., Ask], *, within_s: float | None = None
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Let each call of a function be work that is asked for.
+        """Make each call of a function wait until it is admitted.
 
         Args:
-            ask: the ask, or what makes it from the arguments of the call.
-            within_s: as `acquire` has it, for each call.
+            ask: the ask, or a function that makes it from the call's arguments.
+            within_s: as in `acquire`, for each call.
         """
 
         def decorate(work: Callable[P, T]) -> Callable[P, T]:
@@ -143,12 +143,12 @@ class Client:
         return decorate
 
     def leased(self, *, usage: Usage, lease_ms: int = LEASE_MS, **names: Unpack[LeasedNames]) -> Leased:
-        """Decide work without asking for each piece: leave it with ``with``, which gives back what is left.
+        """Decide work without asking for each piece; use it in a ``with``, which gives back unspent units.
 
         Args:
             usage: of one unit of work, such as ``{"produce_bytes": 1}``; no ``producer_ids``.
             lease_ms: how long a lease lasts; longer ones need fewer calls and are shared more slowly.
-            names: those of an ask. The client's key needs the scope ``account``.
+            names: the names of an ask, such as ``principal``. The client's key needs the scope ``account``.
         """
         return Leased(self, self._dialogues, names, usage, lease_ms)
 
@@ -177,7 +177,7 @@ class Client:
         self.close()
 
     def carry_out(self, dialogue: Dialogue[T]) -> T:
-        """Do what a dialogue asks for, and return its result."""
+        """Carry out a dialogue, and return its result."""
         return carried_out(dialogue, self._step)
 
     def _step(self, step: Send | Sleep) -> Outcome | None:
@@ -220,7 +220,7 @@ class Leased:
         return sum(supply.holder.calls for supply in self._supply.made())
 
     def take(self, units: float = 1.0) -> bool:
-        """Spend units of the lease in hand; False if it has too few, or is over. It never waits."""
+        """Spend units of the lease in hand; False if it has too few, or is over. Never waits."""
         supply = self._supply[here()]
         if supply.holder.take(units):
             return True
@@ -241,7 +241,7 @@ class Leased:
             return self._client.carry_out(supply.holder.decide(units))
 
     def close(self) -> None:
-        """Give back what is left of this process's leases."""
+        """Give back the unspent units of this process's leases."""
         self._is_open = False
         for supply in self._supply.made():
             supply.close()
@@ -280,7 +280,7 @@ class _Supply:
                         self._thread = thread
 
     def close(self) -> None:
-        """End the thread, and give back what is left."""
+        """End the thread, and give back the unspent units."""
         with self._starting:
             self._closed = True
         self._woken.set()

@@ -1,6 +1,6 @@
 """The protocol with Quotagate, step by step and without I/O: both clients carry out these steps.
 
-A dialogue is a generator. It yields a request to send or a time to sleep, is sent what came of it, and
+A dialogue is a generator. It yields a request to send or a time to sleep, receives the outcome, and
 returns its result.
 """
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to send; the answer is a response, or the error in its place."""
+    """A request to send; its outcome is a response or an error."""
 
     method: str
     path: str
@@ -57,10 +57,10 @@ Dialogue = Generator[Send | Sleep, Outcome | None, T]
 
 
 def carried_out(dialogue: Dialogue[T], do: Callable[[Send | Sleep], Outcome | None]) -> T:
-    """Do what a dialogue asks for, and return its result.
+    """Carry out a dialogue, and return its result.
 
     Args:
-        do: does one step of it, and returns what came of that.
+        do: carries out one step, and returns its outcome.
     """
     outcome: Outcome | None = None
     while True:
@@ -76,7 +76,7 @@ JSON: Final = {b"Content-Type": b"application/json"}
 
 
 class Dialogues:
-    """The dialogues of one client, and what it remembers of them."""
+    """The dialogues of one client, and the throttle times of their answers."""
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class Dialogues:
 
     @property
     def throttle_times(self) -> ThrottleTimes:
-        """Those of the answers that this process got."""
+        """The throttle times of the answers that this process got."""
         return self._throttle_times[here()]
 
     def decide(self, ask: Ask, give_up: float = math.inf) -> Dialogue[Decision]:
-        """Ask once; if it is shed, again, but for no answer that would come after ``give_up``."""
+        """Ask once, with retries if the ask is shed or lost, but never sleep past ``give_up``."""
         ask = self._with_id(ask)
         sent = Send("POST", "/v1/decisions", asks.encode(ask), JSON)
         answer = yield from self._call(sent, safe=_once(ask), give_up=give_up)
@@ -111,7 +111,7 @@ class Dialogues:
         return self._counted(results.one(answer), ask)
 
     def decide_batch(self, many: Iterable[Ask]) -> Dialogue[list[Decision]]:
-        """Ask for all of them in their order, in as many calls as the wire's bounds make."""
+        """Ask for all in order, in as many calls as the size limits require."""
         wanted = [self._with_id(ask) for ask in many]
         safe = all(_once(ask) for ask in wanted)
         decided: list[Decision] = []
@@ -138,7 +138,7 @@ class Dialogues:
         ip: str | None,
         query: Mapping[str, str | float],
     ) -> Dialogue[Check]:
-        """Ask as a gateway does; there is no id, so only a call that was never sent is made again."""
+        """Ask as a gateway does; there is no id, so only a call that was never sent is repeated."""
         headers = self._check_headers.of(principal, client_id, ip)
         params = {name: str(value) for name, value in query.items()}
         answer = yield from self._call(Send("GET", "/v1/check", None, headers, params), safe=False)
@@ -173,14 +173,14 @@ class Dialogues:
         return grant
 
     def hold(self, decision: Decision, decided_s: float) -> Dialogue[None]:
-        """After the work: wait out what is left of a delay, which counts from the decision."""
+        """After the work, wait out the rest of a delay, which counts from the decision."""
         if decision.decision == "delay":
             left = self.jittered(decision.throttle_ms / 1000) - (self.clock() - decided_s)
             if left > 0:
                 yield Sleep(left)
 
     def _call(self, sent: Send, *, safe: bool, give_up: float = math.inf) -> Dialogue[httpx.Response]:
-        """Send, and send again what may be, but not to sleep past ``give_up``."""
+        """Send a call, and repeat it if allowed, but never sleep past ``give_up``."""
         began = self.clock()
         failed = 0
         maybe_charged = False

@@ -1,4 +1,4 @@
-"""What can go wrong between an ask and the work.
+"""The errors between an ask and the work.
 
 QuotagateError
 ├── Unreachable       no answer; whether the ask was charged is unknown, unless nothing was sent
@@ -7,8 +7,8 @@ QuotagateError
 ├── NotUnderstood     an answer that is not from Quotagate
 ├── BatchCutShort     some parts of a batch were decided, the next one failed
 └── NotAdmitted       the decision says no
-    ├── Rejected          and asking again as it is will not help
-    └── DeadlinePassed    and its time would come after the deadline
+    ├── Rejected          and the same ask will never be admitted
+    └── DeadlinePassed    and the wait would end after the deadline
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class NotAdmitted(QuotagateError):
 
 
 class Rejected(NotAdmitted):
-    """The ask will never be admitted as it is."""
+    """The same ask will never be admitted."""
 
 
 class DeadlinePassed(NotAdmitted):

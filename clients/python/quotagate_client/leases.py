@@ -1,4 +1,4 @@
-"""Leases: a part of a quota in hand, of which a program decides by itself, and how it gets the next one.
+"""Leases: granted parts of a quota, from which a program decides by itself, and their renewal.
 
 A `Holder` does no I/O. Both clients carry out its dialogues, one at a time; `take` may be called meanwhile.
 """
@@ -21,10 +21,10 @@ LONGEST_MS: Final = 10_000
 LONGEST_PRODUCE_MS: Final = 1_000
 LEASE_MS: Final = 500
 RENEW_AT: Final = 0.8
-"""After this part of a lease is spent, the next one is asked for."""
+"""After this part of a lease is spent, the next lease is asked for."""
 USED_WITHIN: Final = 0.7
-"""A wish is the demand in this part of a lease. It is less than ``RENEW_AT``: a lease is first spent when the
-last fifth of the one before is gone, and must be spent before its own end."""
+"""A wish is the demand in this part of a lease's time. It is less than ``RENEW_AT``, because a lease waits
+until the last fifth of the lease before it is spent, and must be spent before its own end."""
 STOP_AT: Final = 0.98
 """After this part of its time a lease is not spent from any more: clocks do not run equally fast."""
 SMOOTHING: Final = 0.5
@@ -40,7 +40,7 @@ INTEGERS: Final = frozenset({"requests", "connections", "mutations"})
 MOST: Final = 2**53 - 1
 
 GRANTED: Final = Decision("admit", 0, charged=True, applied=1, source="local")
-"""The decision on what is spent of a lease."""
+"""The decision on work that a lease covers."""
 
 
 class LeasedNames(TypedDict, total=False):
@@ -58,11 +58,11 @@ class Slice:
     """A lease in hand.
 
     Attributes:
-        granted: as the service granted it, by usage field.
-        units: how many units of work that is.
-        left: those that are not spent yet; of the lease that is spent from, the holder counts them.
+        granted: the granted amounts, by usage field.
+        units: the units of work that the amounts cover.
+        left: the unspent units; for the current lease the holder counts them.
         ends_s: when to stop, by the client's clock.
-        renew_s: when to ask for the next one at the latest.
+        renew_s: when to ask for the next lease at the latest.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Holder:
     """Holds leases for one caller's work, and decides by itself as long as they last.
 
     Args:
-        usage: of one unit of work; what is taken is counted in these units.
+        usage: of one unit of work; `take` counts in these units.
         lease_ms: how long a lease lasts; of ``produce_bytes`` the service grants at most 1,000.
         wake: called when the next lease should be asked for.
 
     Attributes:
-        calls: how many calls to the service were made, of both kinds.
+        calls: the number of calls to the service, for leases and for single decisions.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Holder:
         self._meanwhile: Decision | None = None
 
     def take(self, units: float = 1.0) -> bool:
-        """Spend units of the lease in hand; False if it has too few, or is over. It never waits."""
+        """Spend units of the lease in hand; False if it has too few, or is over. Never waits."""
         with self._turn:
             left = self._left - units
             if not 0 <= left <= self._left or self._clock() >= self._ends_s:
@@ -138,7 +138,7 @@ class Holder:
         """Decide after `take` found too little: by the next lease, by the last refusal, or by asking.
 
         Raises:
-            QuotagateError: the service was asked directly, and that failed.
+            QuotagateError: a direct call to the service failed.
         """
         if not 0 <= units <= MOST:
             raise ValueError("units must be a number from 0")
@@ -167,7 +167,7 @@ class Holder:
             return None if at == math.inf else max(at - now, 0.0)
 
     def renew(self) -> Dialogue[None]:
-        """Ask for the next lease if that is due; give the one in hand back if its time is nearly over."""
+        """Ask for the next lease if that is due; give back a lease whose time is nearly over."""
         if self.due_s() != 0.0:
             return
         now = self._clock()
@@ -184,12 +184,12 @@ class Holder:
             yield from self._lease(0.0)
 
     def close(self) -> Dialogue[None]:
-        """Give back what is left."""
+        """Give back the unspent units."""
         self._put_back()
         yield from self._settle()
 
     def _missed(self, units: float) -> bool:
-        """Spend units of the next lease, as the first has too few; without one have it asked for."""
+        """Spend units of the next lease, as the current one has too few; without one, wake the renewal."""
         if not 0 <= units <= MOST:
             return False
         self._wanted += units
@@ -201,7 +201,7 @@ class Holder:
         return False
 
     def _spend(self, units: float) -> bool:
-        """Spend units of what is in hand, of the next lease if the first has too few."""
+        """Spend units of the current lease, or of the next one if the current one has too few."""
         now = self._clock()
         if units > self._left or now >= self._ends_s:
             after = self._next
@@ -218,7 +218,7 @@ class Holder:
             return self._spend(units)
 
     def _known(self, units: float) -> Decision | None:
-        """What is known of units that are not in hand, until the pause is over."""
+        """The last decision on units that no lease covers, repeated until the pause is over."""
         wait_s = self._paused_until_s - self._clock()
         if wait_s <= 0 or self._meanwhile is None:
             return None
@@ -226,11 +226,11 @@ class Holder:
             return self._meanwhile
         last = self._next or self._slice
         if last is not None and units > last.units:
-            return None  # so much is not granted as a lease
+            return None  # more than a lease covers
         return replace(self._meanwhile, throttle_ms=max(math.ceil(wait_s * 1000), 1))
 
     def _lease(self, units: float) -> Dialogue[None]:
-        """Ask for a lease as large as the demand, but not smaller than so many units."""
+        """Ask for a lease of the demand, or of ``units`` if that is more."""
         began = self._clock()
         wish = max(self._wish(began), units)
         with self._turn:
@@ -300,7 +300,7 @@ class Holder:
             self._next = None
 
     def _settle(self) -> Dialogue[None]:
-        """Settle what is spent or put back, without another wish; leases that this fails for just end."""
+        """Settle spent and returned leases, without another wish; if that fails, the leases lapse."""
         if self._spent:
             try:
                 yield from self._call(0.0)
@@ -312,7 +312,7 @@ class Holder:
         settled = [
             {"lease": slice_.name, "usage": self._spent_of(slice_)}
             for slice_ in self._spent
-            if now < slice_.ends_s  # what is over counts as spent already
+            if now < slice_.ends_s  # a lease that is over counts as spent already
         ]
         self._spent.clear()
         body: dict[str, Any] = {
@@ -324,7 +324,7 @@ class Holder:
         return (yield from self._dialogues.lease(json.dumps(body, ensure_ascii=False).encode()))
 
     def _wish(self, now: float) -> float:
-        """The units for the demand of one lease, which is smoothed over the last ones."""
+        """The units for the demand during one lease, smoothed over the last leases."""
         with self._turn:
             wanted, self._wanted = self._wanted, 0.0
         seconds = self._lease_ms / 1000

@@ -1,4 +1,4 @@
-"""Which process, and which event loop in it, owns a connection or a lease; no other one may use it."""
+"""Owners of connections and leases: only one process, or one event loop in it, may use each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _kept: Final[list[object]] = []
 def here() -> Owner:
     """Return this process, which is never equal to its parent.
 
-    The process number finds a fork that runs no hook of Python: one by a server in C (uWSGI).
+    The process number reveals a fork without Python's hooks, such as a fork by a server in C (uWSGI).
     """
     pid = os.getpid()
     return _owners.get(pid) or _owners.setdefault(pid, (object(), None))
@@ -42,10 +42,10 @@ class Owned(dict[Owner, T]):
     """A value for each owner, made when the owner first looks it up.
 
     A value of a process that forked, or of a closed event loop, is dropped without closing it: the parent
-    still uses its sockets and its leases, and its locks may be held for ever by threads that are not here.
+    still uses its sockets and its leases, and its locks may be held for ever by threads of the parent.
 
     Args:
-        make: makes a value; it must have no side effects, because of two threads only one keeps its value.
+        make: makes a value; it must have no side effects: of two threads that call it, one loses its value.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

@@ -9,7 +9,7 @@ from typing import Final, TypedDict
 import httpx
 
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=1.0)
-"""Idle connections end before a node that stops ends them (QUOTAGATE_DRAIN_MS), and an ask with them."""
+"""Idle connections end before a stopping node ends them (QUOTAGATE_DRAIN_MS) while an ask is on its way."""
 
 
 class Connecting(TypedDict, total=False):

@@ -19,8 +19,8 @@ class LimitedBy:
     """The quota that decided, or ``throttle_factor``.
 
     Attributes:
-        reason: why, when it was not the rate itself: ``capacity``, ``too_large``,
-            ``store_failure``, ``store_full``.
+        reason: None if the rate itself decided; else ``capacity``, ``too_large``, ``store_failure`` or
+            ``store_full``.
         largest: with ``too_large``, the largest usage that could ever pass.
     """
 
@@ -33,7 +33,7 @@ class LimitedBy:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one quota that applied would decide alone; unknown numbers are None."""
+    """The decision of one quota, as if it were the only one; unknown numbers are None."""
 
     quota: str
     entity: str
@@ -61,7 +61,7 @@ class Decision:
 
     @property
     def may_go_ahead(self) -> bool:
-        """Whether to do the work; after a delay its answer is held for ``throttle_ms``."""
+        """Whether to do the work; with a delay, the work's answer is held for ``throttle_ms``."""
         return self.decision in ("admit", "delay")
 
 
@@ -72,7 +72,7 @@ class Grant:
     Attributes:
         lease: the name of the lease; None if nothing was granted.
         granted: by usage field; empty if nothing was granted.
-        decision: on the wish.
+        decision: the decision on the wish.
     """
 
     lease: str | None

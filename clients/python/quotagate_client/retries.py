@@ -18,10 +18,10 @@ KEPT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and how patiently: ``times`` 0 turns retries off, and with them the made-up ids.
+    """The number and the timing of retries; ``times`` 0 turns off retries and generated ids.
 
-    Only a call that was never sent, that was shed, or that is charged once however often it is sent, is made
-    again. After one that was shed the wait is what the answer asks for, whatever ``longest_s`` is.
+    Only a call that was never sent, that was shed, or that charges at most once is repeated. After a shed
+    call the wait is the answer's ``Retry-After``, even if it is longer than ``longest_s``.
     """
 
     times: int = 2

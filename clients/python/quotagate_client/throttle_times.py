@@ -21,10 +21,10 @@ class _Sample:
 
 
 class ThrottleTimes:
-    """Over two samples of 30 s, the defaults of Kafka's ``produce-throttle-time-avg`` and ``-max``.
+    """Throttle times over two samples of 30 s, as in Kafka's ``produce-throttle-time-avg`` and ``-max``.
 
-    As there, every answer counts, most of them with 0, and a sample goes when its last event is a whole
-    window ago.
+    As there, every answer counts, most of them with 0. A sample expires when its last event is a whole window
+    ago.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,5 +1,5 @@
-// Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
-// A node that has too much to do refuses an ask with 503, and charges nothing; decide asks again when it says.
+// Puts a quota, asks until throttled, reads the error of a bad ask, and deletes the quota.
+// An overloaded node refuses an ask with 503, and charges nothing; decide asks again after its Retry-After.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// decide asks for a decision, and an overloaded node so many times more, each time a little later than it says.
+// decide asks for a decision, and asks an overloaded node again up to `times` times, a little after its Retry-After.
 func decide(ctx context.Context, client *quotagate.APIClient, ask quotagate.Ask, times int) (*quotagate.Decision, error) {
 	for {
 		said, response, err := client.DecisionsAPI.DecideOneAsk(ctx).Ask(ask).Execute()

@@ -11,7 +11,7 @@ WHO = "example-hand-made"
 
 
 def ask(page: str) -> Ask:
-    """What each call of `fetch` asks for."""
+    """The ask for each call of `fetch`."""
     return {"principal": WHO, "client_id": page, "usage": {"requests": 1}}
 
 

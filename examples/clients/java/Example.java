@@ -1,5 +1,5 @@
-// Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
-// A node that has too much to do refuses an ask with 503, and charges nothing; decide asks again when it says.
+// Puts a quota, asks until throttled, reads the error of a bad ask, and deletes the quota.
+// An overloaded node refuses an ask with 503, and charges nothing; decide asks again after its Retry-After.
 
 import com.fasterxml.jackson.databind.ObjectMapper;
 import io.quotagate.api.ApiClient;
@@ -56,7 +56,7 @@ public class Example {
         System.out.println("deleted");
     }
 
-    /** A decision; an overloaded node is asked so many times more, each time a little later than it says. */
+    /** A decision; an overloaded node is asked again up to so many times, a little after its Retry-After. */
     private static Decision decide(DecisionsApi decisions, Ask ask, int times) throws Exception {
         for (int left = times; ; left--) {
             try {

@@ -1,6 +1,6 @@
-"""Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
+"""Puts a quota, asks until throttled, reads the error of a bad ask, and deletes the quota.
 
-A node that has too much to do refuses an ask with 503, and charges nothing; `decide` asks again when it says.
+An overloaded node refuses an ask with 503, and charges nothing; `decide` asks again after its `Retry-After`.
 """
 # ruff: noqa: INP001, T201  an example is a file to read and run, not a package
 
@@ -32,7 +32,7 @@ OVERLOADED = "urn:quotagate:overloaded"
 
 
 def decide(decisions: DecisionsApi, ask: Ask, times: int = 3) -> Decision:
-    """A decision; an overloaded node is asked so many times more, each time a little later than it says."""
+    """A decision; an overloaded node is asked again up to ``times`` times, a little after its Retry-After."""
     while True:
         try:
             return decisions.decide_one_ask(ask)

@@ -1,5 +1,5 @@
-// Puts a quota, asks until throttled, reads what is wrong with a bad ask, and deletes the quota.
-// A node that has too much to do refuses an ask with 503, and charges nothing; `decide` asks again when it says.
+// Puts a quota, asks until throttled, reads the error of a bad ask, and deletes the quota.
+// An overloaded node refuses an ask with 503, and charges nothing; `decide` asks again after its `Retry-After`.
 
 import { Configuration, DecisionsApi, QuotasApi, ResponseError } from "../../../clients/generated/typescript/src/index";
 import type { Ask, Decision, Problem } from "../../../clients/generated/typescript/src/index";
@@ -9,7 +9,7 @@ const entity = `user=${who},client-id=*`;
 
 const overloaded = "urn:quotagate:overloaded";
 
-// A decision; an overloaded node is asked so many times more, each time a little later than it says.
+// A decision; an overloaded node is asked again up to `times` times, a little after its `Retry-After`.
 async function decide(decisions: DecisionsApi, ask: Ask, times = 3): Promise<Decision> {
     for (;;) {
         try {

@@ -1,7 +1,7 @@
-"""What a team writes in an afternoon: FastAPI, pydantic, redis-py, and one GCRA script.
+"""A limiter that a team writes in an afternoon: FastAPI, pydantic, redis-py, and one GCRA script.
 
-It is written with care, as its authors would: one round trip for each ask, all or nothing over several
-limits, the store's clock, hiredis, a script that is sent once, asks of a batch in one pipeline.
+It is written with care: one round trip for each ask, all or nothing over several limits, the store's clock,
+hiredis, a script that is sent once, asks of a batch in one pipeline.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ for i, key in ipairs(KEYS) do
 end
 return 0
 """
-"""KEYS are buckets; ARGV has for each the microseconds of one unit, the burst, and the cost. The wait in ms,
-or 0."""
+"""KEYS are buckets; ARGV has for each the microseconds of one unit, the burst, and the cost. Returns the wait
+in ms, or 0."""
 
 GENEROUS: Final = (1e-3, 1e9)
 TIGHT: Final = (60e6, 1.0)

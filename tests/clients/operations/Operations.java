@@ -29,7 +29,7 @@ public class Operations {
         return answer;
     }
 
-    /** Send back what was read, patch, and read the history. */
+    /** Send back the quotas that were read, patch, and read the history. */
     private static void ofQuotas(QuotasApi quotas) throws Exception {
         QuotaSet wanted = new QuotaSet()
                 .requestRate(new Quota()

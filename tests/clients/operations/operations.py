@@ -50,12 +50,12 @@ def say(operation: str, answer: Any) -> Any:
 
 
 def from_dict(kind: Any, value: dict[str, Any]) -> Any:
-    """An object from a dict, as a program has it that reads JSON."""
+    """Build an object from a dict, as a program that reads JSON would."""
     return kind.from_dict(value)
 
 
 def of_quotas(quotas: QuotasApi) -> None:
-    """Send back what was read, patch from a dict, and read the history."""
+    """Send back the quotas that were read, patch from a dict, and read the history."""
     layers = {"interval_ms": 3_600_000, "ttl_ms": 7_200_000}
     wanted = QuotaSet(
         request_rate=Quota(limit=16_777_217.5, burst=3e9, algorithm="token_bucket", enforcement="deny"),

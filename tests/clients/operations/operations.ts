@@ -15,7 +15,7 @@ function say<T>(operation: string, answer: T, sent: (answer: T) => unknown): T {
 
 const nothing = (): null => null;
 
-// Send back what was read, patch, and read the history.
+// Send back the quotas that were read, patch, and read the history.
 async function ofQuotas(quotas: api.QuotasApi): Promise<void> {
     const quotaSet: api.QuotaSet = {
         requestRate: { limit: 16_777_217.5, burst: 3e9, algorithm: "token_bucket", enforcement: "deny" },

@@ -19,7 +19,7 @@ def say(*words: object) -> None:
 
 
 class Sender:
-    """A producer with its name and its commands, which it does one after the other."""
+    """A producer with its name and its commands, which run one after the other."""
 
     def __init__(self, login: Mapping[str, str], name: str) -> None:
         self._login = login
@@ -30,7 +30,7 @@ class Sender:
         self.commands: asyncio.Queue[list[str]] = asyncio.Queue()
 
     async def run(self) -> None:
-        """Do what comes."""
+        """Run commands as they come."""
         self._producer = AIOKafkaProducer(**self._login, client_id=self._name, enable_idempotence=True)
         try:
             await self._producer.start()
@@ -58,7 +58,7 @@ class Sender:
         value = f"{self._name}:{self._count}".ljust(size).encode()
         self._count += 1
         assert self._producer is not None
-        # It returns when there is room for the record, and its future is done when that was acknowledged.
+        # `send` returns once there is room for the record; its future is done once that is acknowledged.
         outcome = asyncio.ensure_future(self._outcome(await self._producer.send(topic, value)))
         self._outcomes.add(outcome)
         outcome.add_done_callback(self._outcomes.discard)

@@ -1,4 +1,4 @@
-"""What several tests of admission share: quotas for everyone, their charges, answers and fake stores."""
+"""Shared parts of tests of admission: quotas for everyone, their charges, answers and fake stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.domain.quota import KEYS, Quota
 from app.store.port import (
     NONE_KNOWN,
     Answer,
-    Came,
+    AnswersCallback,
     Charge,
     ChargeResult,
     Fault,
@@ -50,7 +50,7 @@ def snapshot_of(*quotas: Quota) -> Snapshot:
 
 
 def charges_for(ask: Ask, *quotas: Quota) -> list[Charge]:
-    """Return what an ask charges of these quotas, each set for everyone."""
+    """Return the charges of an ask for these quotas, each set for everyone."""
     return Tables(snapshot_of(*quotas), MatchingRules()).charges(ask)
 
 
@@ -80,7 +80,7 @@ def sent(answer: Answer, *, brief: bool = False) -> Answer:
 
 
 class PromptStore(Store):
-    """A fake store that only decides; a test says how."""
+    """A fake store that only decides; subclasses define its answers."""
 
     lost: Callable[[StoreError], None]
 
@@ -92,7 +92,7 @@ class PromptStore(Store):
         """
         raise NotImplementedError
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         came: list[Answer] | StoreError
         try:
             came = [sent(answer) for answer in self.answers(plans)]
@@ -119,7 +119,7 @@ class AnsweringStore(PromptStore):
     """A fake store that gives one answer to all asks, or fails.
 
     Attributes:
-        results: of the answer to an ask, as far as it has charges.
+        results: the results of an answer, of which an ask gets as many as it has charges.
         more: other fields of the answer.
     """
 
@@ -137,7 +137,7 @@ class AnsweringStore(PromptStore):
 
 
 class ListRecorder(Recorder):
-    """Remembers what it hears."""
+    """Keeps all that is recorded in lists."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[PlannedAsk, Answer | None, Sequence[Verdict], str | None]] = []
@@ -168,7 +168,7 @@ def admission(
     sequential: bool = False,
     of: Any = Admission,
 ) -> Admission:
-    """A node whose store has answered for long."""
+    """A node whose store has been answering for a long time."""
     made: Admission = of(
         store,
         lambda: snapshot,

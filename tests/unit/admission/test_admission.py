@@ -1,4 +1,4 @@
-"""Decisions of a node with a fake store: what reaches the caller, the metrics, the log and other callers."""
+"""Decisions of a node with a fake store: their effects on callers, the metrics and the log."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ ASK = Ask({"requests": 1}, principal="alice")
 ALL = Ask({"requests": 2, "mutations": 1}, (1, "a"), principal="alice")
 ONLY_IDS = Ask({}, (1, "a"), principal="alice")
 LEARNT = result(given=5_000.0, remembered=2.0, fill=0.01, clock=4)
-"""What the store says of ids that its open layer holds now."""
+"""The store's result for ids that its open layer holds now."""
 RATE_BY = LimitedBy("request_rate", "user=*", "user=alice")
 
 
 class RecordedMetrics(Metrics):
-    """Remembers what it was asked to count."""
+    """Keeps the counted fallbacks and the times of decisions."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0)
@@ -96,7 +96,7 @@ def admission(store: Store, snapshot: Snapshot = SNAPSHOT, **more: Any) -> Admis
 
 
 async def knowing(store: AnsweringStore, ask: Ask = ALL, **more: Any) -> Admission:
-    """A node that knows the ids of an ask, whose other quotas admit from now on."""
+    """A node that knows the ids of an ask; its other quotas admit from now on."""
     node = admission(store, mark=birth, **more)
     await node.local._look()
     await node.decide([ask])
@@ -231,7 +231,7 @@ async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
 
 
 async def test_answer_that_cannot_be_read_is_decided_by_policy() -> None:
-    """And the others of the batch by the store."""
+    """The store decides the other asks of the batch."""
 
     class Broken(AnsweringStore):
         def answers(self, plans: Sequence[Plan]) -> list[Answer]:
@@ -466,7 +466,7 @@ async def test_what_remains_is_known_without_detail(name: str, factor: float) ->
     assert len(found[0]) == 2
 
 
-# What is in force
+# Changes of quotas, and the throttle factor
 
 
 async def test_changed_quotas_are_in_force_for_the_next_ask() -> None:
@@ -599,7 +599,7 @@ async def test_decision_that_cannot_be_counted_is_given_once(
 
 @pytest.mark.parametrize("ask", [ASK, Ask({"fetch_bytes": 1})])
 async def test_decision_that_cannot_be_given_is_counted_and_logged(ask: Ask) -> None:
-    """What it charged is charged."""
+    """The charge stays charged."""
     recorder, metrics = ListRecorder(), RecordedMetrics()
     node = admission(AnsweringStore(result()), recorder=recorder, metrics=metrics)
     with capture_logs():

@@ -1,4 +1,4 @@
-"""Decisions: of the store's answers, of what the node knows, and of policies, in every mode."""
+"""Decisions by the store's answers, by the ids that a node knows, and by policies, in every mode."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_quota_that_decided_says_how_much_an_empty_bucket_could_hold() -> None:
 
 
 def test_result_of_ids_has_no_largest_usage() -> None:
-    """There the same number says for how long their layer is open, or how many are new."""
+    """For ids the same number is the time until their layer closes, or the negative number of new ids."""
     for given_ in (5_000.0, -2.0):
         planned = planned_of(replace(ASK, detail=True))
         decision = decision_on(planned, result("throttle", throttle_ms=9, given=given_), ADMITS, ADMITS)
@@ -168,7 +168,7 @@ def kept_of(planned: PlannedAsk, mode: Mode, *results: ChargeResult, detail: boo
 
 
 def delays_add_up(module: ModuleType | dict[str, Any]) -> bool:
-    """Whether delays add up as KIP-124 says, and only if they are to."""
+    """Whether delays add up as KIP-124 says with `sequential`, and only then."""
     names = module if isinstance(module, dict) else vars(module)
     planned, results = DELAYED
     found = []
@@ -208,7 +208,7 @@ def test_planted_fault_of_sequential_delays_is_found(fault: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("detail", [False, True])
 def test_kept_answer_is_given_again_as_it_was(mode: Mode, detail: bool) -> None:
-    """Whatever quotas are in force now, and however the retry asks."""
+    """The quotas in force now and the mode and detail of the retry do not matter."""
     before = planned_of(replace(ASK, deny=True), IDS, RATE)
     answer = kept_of(before, mode, ADMITS, result("delay", throttle_ms=5), detail=detail)
     now = planned_of(replace(ASK, mode="record", detail=not detail), TOKENS)

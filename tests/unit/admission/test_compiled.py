@@ -1,4 +1,4 @@
-"""Tables and compiled quotas: they charge what the readable rule says, and follow the changes of quotas."""
+"""Tables and compiled quotas: they charge as the readable rule does, and follow the changes of quotas."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def some_changes(random: Random) -> list[SnapshotChange]:
     made: list[SnapshotChange] = []
     for key in random.sample([*KEYS.values()], random.randint(1, 3)):
         for types in random.choices(key.entities, k=random.randint(1, 5)):
-            is_pair = types == ("broker", "listener")  # of which there is no default
+            is_pair = types == ("broker", "listener")  # such a pair has no default
             named: list[tuple[str, Name]] = []
             for type_ in types:
-                its = some_name(random, IPS if type_ == "ip" else NAMES)
-                named.append((type_, ANY if not is_pair and random.random() < 0.5 else its))
+                name = some_name(random, IPS if type_ == "ip" else NAMES)
+                named.append((type_, ANY if not is_pair and random.random() < 0.5 else name))
             quota = Quota(
                 key.name,
                 random.choice((0, 5, 0.1)),
@@ -106,22 +106,22 @@ def readable(changed: Sequence[SnapshotChange]) -> dict[str, dict[Entity, Quota]
     """The quotas after these changes."""
     quotas: dict[str, dict[Entity, Quota]] = {}
     for key, entity, quota in changed:
-        its = quotas.setdefault(key, {})
+        by_entity = quotas.setdefault(key, {})
         if quota is None:
-            its.pop(entity, None)
+            by_entity.pop(entity, None)
         else:
-            its[entity] = quota
+            by_entity[entity] = quota
     return quotas
 
 
 def compare(random: Random, make: Callable[[Snapshot, MatchingRules], Any], met: Counter[str]) -> None:
-    """Compare what some asks charge by tables with what they charge by the rule.
+    """Compare the charges of some asks by tables with their charges by the rule.
 
     Args:
-        met: counts what was compared.
+        met: counts the compared kinds of charges.
 
     Raises:
-        AssertionError: the tables charge something else.
+        AssertionError: the charges differ.
     """
     changed, rules = some_changes(random), some_rules(random)
     half = len(changed) // 2
@@ -183,15 +183,15 @@ FAULTS = {
     "usage left out": ("            frozenset(usage),\n", "            None,\n"),
     "the listener between brokers left out": ("listener and listener == self._between,", "listener is None,"),
     "kinds of addresses mixed up": ('ip and ":" in ip,', "ip is None,"),
-    "the bucket of all brokers": ("if its.is_by_broker and broker", "if False and broker"),
+    "the bucket of all brokers": ("if form.is_by_broker and broker", "if False and broker"),
     "a broker named twice": ("and kind not in _OF_BROKERS:", "and True:"),
     "a part for a whole unit": (
-        "usage[its.field] / its.per_unit\n            charges",
-        "usage[its.field]\n            charges",
+        "usage[form.field] / form.per_unit\n            charges",
+        "usage[form.field]\n            charges",
     ),
     "a removed quota": ("if not found:\n", "if found is None:\n"),
 }
-"""What is right in tables, and what is wrong."""
+"""Faults in tables: the right text, and the wrong one."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -207,7 +207,7 @@ QUOTA = struct.Struct("<BBHdddddd")
 
 
 def argument_of(ask: Ask, applied: AppliedQuota, spreads: Sequence[bytes]) -> bytes:
-    """What ``lua/call.lua`` says that an ask says of a quota."""
+    """The argument for a quota of an ask, as ``lua/call.lua`` documents it."""
     quota = applied.quota
     flags = (
         enforcement_of(ask, quota) == "deny",
@@ -234,7 +234,7 @@ def argument_of(ask: Ask, applied: AppliedQuota, spreads: Sequence[bytes]) -> by
 
 
 def compare_bytes(random: Random) -> int:
-    """Compare what is sent of some asks with what the rule says; return of how many quotas."""
+    """Compare the keys and arguments of some asks with the rule; return the number of compared quotas."""
     changed, rules = some_changes(random), some_rules(random)
     tables, compared = Tables(Snapshot().apply(1, changed), rules), 0
     for ask in some_asks(random):
@@ -275,7 +275,7 @@ def test_quota_compiled_again_keeps_its_bucket() -> None:
     assert argument[12:] == argument_of(ask, again.applied, ())
 
 
-# What is kept, and for how long
+# The lifetime of compiled quotas
 
 RATE = Quota("request_rate", 5, "sampled_rate", "delay")
 
@@ -288,9 +288,9 @@ def test_quota_is_compiled_once_for_each_manner_of_asks_however_many_callers_it_
     tables = Tables(Snapshot.of({"request_rate": {EVERYONE: RATE}}), MatchingRules())
 
     def compiled_for(manner: int) -> set[int]:
-        its = Ask({"requests": 1}, deny=bool(manner & 1), recheck=bool(manner & 4))
-        its = replace(its, mode="record" if manner & 2 else "admit")
-        return {id(tables.charges(replace(its, principal=f"{n}"))[0].compiled) for n in range(100)}
+        ask = Ask({"requests": 1}, deny=bool(manner & 1), recheck=bool(manner & 4))
+        ask = replace(ask, mode="record" if manner & 2 else "admit")
+        return {id(tables.charges(replace(ask, principal=f"{n}"))[0].compiled) for n in range(100)}
 
     found = [compiled_for(manner) for manner in range(MANNERS)]
     assert [len(each) for each in found] == [1] * MANNERS
@@ -350,11 +350,13 @@ def fastest_ms(work: Callable[[], object]) -> float:
 
 
 def test_change_of_a_snapshot_of_100_000_quotas_takes_some_milliseconds(large: Snapshot) -> None:
-    """With the first ask after it: its tables are made of what the snapshot has already."""
-    its = [("request_rate", Entity.of(user="user-0"), replace(RATE, limit=7))]
+    """Includes the first ask after the change, whose tables reuse parts of the snapshot."""
+    changes = [("request_rate", Entity.of(user="user-0"), replace(RATE, limit=7))]
 
     def change() -> list[Charge]:
-        return Tables(large.apply(2, its), MatchingRules()).charges(Ask({"requests": 1}, principal="user-0"))
+        return Tables(large.apply(2, changes), MatchingRules()).charges(
+            Ask({"requests": 1}, principal="user-0")
+        )
 
     assert change()[0].quota.limit == 7
     took_ms = fastest_ms(change)
@@ -362,7 +364,7 @@ def test_change_of_a_snapshot_of_100_000_quotas_takes_some_milliseconds(large: S
 
 
 def test_many_changes_of_a_snapshot_can_be_taken_in_steps(large: Snapshot) -> None:
-    """As those of a replaced file; only the first of them copies what the snapshot had."""
+    """Such as the changes of a replaced file; only the first of them copies the content of the snapshot."""
     quota = replace(RATE, limit=7)
     changed = ChangedSnapshot(large)
     changed.take(("request_rate", Entity.of(user="user-0"), quota))

@@ -14,8 +14,8 @@ ASK = Ask({"produce_bytes": 10, "requests": 5}, (1, 2), principal="alice", detai
 
 
 def decided(*quotas: Quota, away: bool = False, wait_ms: int = 30_000):
-    its = charges_for(ASK, *quotas)
-    decision, verdicts = held(ASK, its, wait_ms, away=away)
+    charges = charges_for(ASK, *quotas)
+    decision, verdicts = held(ASK, charges, wait_ms, away=away)
     assert decision.quotas == verdicts
     assert (decision.applied, decision.charged) == (len(quotas), False)
     by = decision.limited_by
@@ -43,8 +43,8 @@ def test_held_ask_waits_for_the_factor_with_and_without_quotas():
 )
 def test_usage_that_no_empty_bucket_could_hold_is_rejected(quota: Quota, largest: float):
     assert decided(quota) == ("reject", 0, "local", (REQUEST_RATE, "too_large"))
-    its = charges_for(ASK, quota)
-    by = held(ASK, its, 1_000, away=False)[0].limited_by
+    charges = charges_for(ASK, quota)
+    by = held(ASK, charges, 1_000, away=False)[0].limited_by
     assert by is not None
     assert by.largest == largest
 
@@ -76,8 +76,8 @@ def test_only_produce_bytes_are_held_and_only_at_factor_0():
 
 def test_ask_of_1_is_rejected_if_no_empty_bucket_could_hold_it():
     one = Ask({"produce_bytes": 1, "requests": 1}, principal="alice")
-    its = charges_for(one, rate(0.05))
-    decision, _ = held(one, its, 1_000, away=False)
+    charges = charges_for(one, rate(0.05))
+    decision, _ = held(one, charges, 1_000, away=False)
     assert decision.decision == "reject"
     assert decision.limited_by is not None
     assert decision.limited_by.largest == 0.5

@@ -1,4 +1,4 @@
-"""Plans for the store: what they have of an ask, and how quotas apply to bound callers and under a factor."""
+"""Plans for the store: the parts of an ask in them, and quotas for bound callers and under a factor."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_only_quotas_that_count_ids_are_charged_for_them() -> None:
 
 
 def test_ids_are_hashed_only_where_a_quota_counts_them() -> None:
-    its = charges_for(UNITS, RATE)
-    assert with_spreads(ASK, its, SECRET) is its
+    ask_charges = charges_for(UNITS, RATE)
+    assert with_spreads(ASK, ask_charges, SECRET) is ask_charges
     assert with_spreads(ASK, (), SECRET) == ()
     (charge,) = with_spreads(replace(ASK, producer_ids=(-1,)), charges_for(ASK, IDS), SECRET)
     assert (charge.usage, charge.spreads) == (0, b"")
@@ -85,10 +85,10 @@ def test_node_answers_for_ids_of_plain_asks_for_work(mode: Mode, more: dict[str,
 
 
 def test_node_knows_ids_under_the_stores_clock_alone() -> None:
-    its = charges()
-    assert ids_charge(ASK, its) is its[0]
-    assert ids_charge(replace(ASK, at_ms=0), its) is None
-    assert ids_charge(ASK, its[1:]) is None
+    ask_charges = charges()
+    assert ids_charge(ASK, ask_charges) is ask_charges[0]
+    assert ids_charge(replace(ASK, at_ms=0), ask_charges) is None
+    assert ids_charge(ASK, ask_charges[1:]) is None
     assert ids_charge(ASK, ()) is None
     assert ids_charge(ASK, charges(replace(ASK, producer_ids=(-1,)))) is None
 
@@ -131,10 +131,10 @@ def test_kept_answer_belongs_to_the_key_and_the_secret() -> None:
 
 def test_context_of_a_kept_answer_is_what_the_store_does_not_say() -> None:
     plan = plan_for(replace(ASK, id="once", mode="record", detail=True))
-    mode, detail, its = msgpack.decode(plan.context, type=Kept)
+    mode, detail, fields = msgpack.decode(plan.context, type=Kept)
     assert (mode, detail) == ("record", True)
-    assert its == [named(charge) for charge in plan.charges]
-    assert its[1] == ("request_rate", "user=*", "user=alice", 5.0, "delay", False)
+    assert fields == [named(charge) for charge in plan.charges]
+    assert fields[1] == ("request_rate", "user=*", "user=alice", 5.0, "delay", False)
 
 
 # Bound callers
@@ -192,17 +192,21 @@ def test_factor_leaves_the_manner_of_an_ask_as_it_is() -> None:
 
 def test_lease_is_held_and_settled_in_all_its_buckets() -> None:
     wish = replace(UNITS, deny=True, at_ms=5)
-    its = charges_for(wish, RATE, TOKENS)
-    assert hold_plan(wish, its, b"l" * 16, 500) == Plan("hold", tuple(its), at_ms=5, lease=(b"l" * 16, 500))
-    assert settle_plan(wish, its, b"l" * 16) == Plan("settle", tuple(its), at_ms=5, lease=(b"l" * 16, 0))
+    ask_charges = charges_for(wish, RATE, TOKENS)
+    assert hold_plan(wish, ask_charges, b"l" * 16, 500) == Plan(
+        "hold", tuple(ask_charges), at_ms=5, lease=(b"l" * 16, 500)
+    )
+    assert settle_plan(wish, ask_charges, b"l" * 16) == Plan(
+        "settle", tuple(ask_charges), at_ms=5, lease=(b"l" * 16, 0)
+    )
 
 
 def test_lease_grants_of_each_field_what_is_held_of_it_outside_shadow() -> None:
     wish = Ask({"requests": 8, "request_time_ms": 50}, principal="alice", deny=True)
     percent = Quota("request_percentage", 5, "sampled_rate", "deny")
     shadow = replace(RATE, shadow=True)
-    its = [charge_to("user=a", RATE), charge_to("ip=1", shadow), charge_to("user=a", percent)]
-    plan = Plan("hold", tuple(its), lease=(b"l" * 16, 500))
+    ask_charges = [charge_to("user=a", RATE), charge_to("ip=1", shadow), charge_to("user=a", percent)]
+    plan = Plan("hold", tuple(ask_charges), lease=(b"l" * 16, 500))
     results = (result(given=6.0), result(given=2.0), result(given=4.0))
     assert granted_by(wish, plan, Answer(results)) == {"requests": 6.0, "request_time_ms": 40.0}
     refused = structs.replace(ADMITS, reason="too_large", given=9.0)

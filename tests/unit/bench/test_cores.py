@@ -1,4 +1,4 @@
-"""Which core has what, on machines with one core and with several."""
+"""The assignment of cores, on machines with one core and with several."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ONE, HEAD, BATCH, LOGGED, UNLOGGED, BEFORE, NGINX = (
 
 
 def found(**changed: object) -> Found:
-    """What the generator found, with changes."""
+    """A result of the generator, with changes."""
     usual: dict[str, object] = {
         "wall_ns": 10**9,
         "answers": 1_000,

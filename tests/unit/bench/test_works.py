@@ -1,4 +1,4 @@
-"""What the benchmark sends: valid asks of the right kind, with numbers where its slots are."""
+"""The requests of the benchmark: valid asks of the right kind, with numbers in their slots."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def test_names_of_works_differ():
 @pytest.mark.parametrize("work", WORKS, ids=named)
 def test_heads_differ_in_each_request_unless_the_row_says_one(work):
     for sent in (request(work), *odd_requests(work)):
-        its = fields_of(sent)
-        assert its.keys() >= {"host", "user-agent", "accept", "content-type"}
+        fields = fields_of(sent)
+        assert fields.keys() >= {"host", "user-agent", "accept", "content-type"}
         if work.head == "one":
             assert SLOT.search(sent.partition(b"\r\n\r\n")[0]) is None
             continue
         assert len(fields_of(filled(sent))["traceparent"]) == 55
-        assert its["traceparent"] == "00-{hex32}-{hex16}-01"
-        assert its["x-request-id"] == "{hex16}"
+        assert fields["traceparent"] == "00-{hex32}-{hex16}-01"
+        assert fields["x-request-id"] == "{hex16}"
 
 
 def test_all_rows_but_four_have_many_callers():
-    """Of the four one has new ids, and one the head that repeats."""
+    """One of the four has new ids, and one repeats its head."""
     few = {work.name.partition("/")[2] for work in WORKS if work.callers == FEW}
     assert few == {
         "one quota/100 callers",
@@ -119,9 +119,9 @@ def test_a_work_asks_what_its_kind_says(work):
     said = {Entity.parse(name): check_all(QUOTAS[name], Entity.parse(name), Defaults()) for name in QUOTAS}
     quotas = {
         key: {
-            entity: resolve(key, its[key], entity, Defaults(), 0)
-            for entity, its in said.items()
-            if key in its
+            entity: resolve(key, by_key[key], entity, Defaults(), 0)
+            for entity, by_key in said.items()
+            if key in by_key
         }
         for key in KEYS
     }

@@ -1,4 +1,4 @@
-"""The columns of assertions: those of the type, with the same fields empty."""
+"""The columns of assertions: the fields of the type, of which the same may be empty."""
 
 from __future__ import annotations
 

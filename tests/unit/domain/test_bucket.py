@@ -23,9 +23,9 @@ def quotas(key: str, *entities: str, scope: Scope = "cluster") -> Quotas:
     return {key: {Entity.parse(entity): quota for entity in entities}}
 
 
-def charging(bucket: str, its: Quotas) -> list[str]:
+def charging(bucket: str, all_quotas: Quotas) -> list[str]:
     """The entities whose quotas charge a bucket."""
-    return [found.entity for found in BucketName.parse(bucket, RULES).charged_by(its, RULES)]
+    return [found.entity for found in BucketName.parse(bucket, RULES).charged_by(all_quotas, RULES)]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_ladder_decides_which_quota_charges_a_bucket(bucket: str, entities: list
 def test_brokers_listeners_and_scopes(
     bucket: str, entities: list[str], scope: Scope, charge: list[str] | None
 ):
-    its = quotas("max_connection_creation_rate", *entities, scope=scope)
-    assert charging(bucket, its) == (charge if charge is not None else entities)
+    all_quotas = quotas("max_connection_creation_rate", *entities, scope=scope)
+    assert charging(bucket, all_quotas) == (charge if charge is not None else entities)
 
 
 def test_bucket_is_charged_by_the_quota_that_the_ask_matched():
@@ -139,8 +139,8 @@ def test_bucket_is_charged_by_the_quota_that_the_ask_matched():
         for one in entities_of(key):
             for other in entities_of(key):
                 for scope in ("cluster", "broker"):
-                    its = quotas(key, str(one), str(other), scope=scope)
-                    for found in (each for ask in asks for each in applied_quotas(ask, its, RULES)):
-                        assert found in BucketName.parse(found.bucket, RULES).charged_by(its, RULES)
+                    all_quotas = quotas(key, str(one), str(other), scope=scope)
+                    for found in (each for ask in asks for each in applied_quotas(ask, all_quotas, RULES)):
+                        assert found in BucketName.parse(found.bucket, RULES).charged_by(all_quotas, RULES)
                         looked += 1
     assert looked > 1_000

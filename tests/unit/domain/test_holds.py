@@ -1,4 +1,4 @@
-"""Holds: what leases take from buckets, what counts as spent, and what a grant is."""
+"""Holds: the units that leases take from buckets, the units that count as spent, and the sizes of grants."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Leasing:
         return decision.quotas[0].observed, decision.quotas[0].remaining
 
 
-# What a grant is
+# Sizes of grants
 
 
 @given(st.integers(1, 10_000), st.floats(0, 5_000), st.integers(1, 10_000), HOLDS)
@@ -164,7 +164,7 @@ def test_bound_caller_holds_nothing_in_a_shared_bucket():
         take.oracle.lease(ask, take.quotas, RULES, T, b"a", 1_000, bound)
 
 
-# What is held, settled and lapsed
+# Held, settled and lapsed units
 
 
 @pytest.mark.parametrize("quota", [rate(), bucket(burst=100.0)])

@@ -1,4 +1,4 @@
-"""Loading histories: what is added, what was there, what is too old; how long a loaded id is remembered."""
+"""Loading histories: added, present and expired content; how long a loaded id is remembered."""
 
 from __future__ import annotations
 

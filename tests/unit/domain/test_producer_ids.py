@@ -188,11 +188,11 @@ def test_full_store_refreshes_ids_as_long_as_their_layer_has_room(there: int):
 @pytest.mark.parametrize(
     ("charges", "limit", "room"),
     [
-        (100, 1_000, 100),  # as it is
+        (100, 1_000, 100),  # unchanged
         (101, 1_000, 125),  # a quarter more
         (130, 1_000, 130),
         (101, 110, 110),  # but no more than the limit
-        (111, 110, 125),  # which records exceed
+        (111, 110, 125),  # records exceed the limit
         (300, 110, 200),  # at most as many as may be remembered
     ],
 )

@@ -1,4 +1,4 @@
-"""What follows from the settings of a quota."""
+"""Values that follow from the settings of a quota."""
 
 from __future__ import annotations
 

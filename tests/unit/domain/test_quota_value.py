@@ -1,4 +1,4 @@
-"""Quota values: what is accepted, what is refused and why, and which ``Quota`` they mean."""
+"""Quota values: accepted ones, refused ones with the reason, and the ``Quota`` that they mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an ask equals an earlier one, and what the store keeps to recognise it."""
+"""When an ask equals an earlier one, and the key by which the store recognises it."""
 
 from __future__ import annotations
 

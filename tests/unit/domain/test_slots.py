@@ -1,4 +1,4 @@
-"""Slots: the function that a server has, a tag for each of them, and groups that lose no charge."""
+"""Slots: the hash function of a server, a tag for each slot, and groups that lose no charge."""
 
 from __future__ import annotations
 

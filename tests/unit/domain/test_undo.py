@@ -34,7 +34,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """A token bucket, and what happens to it."""
+    """A token bucket, and the events that change it."""
 
     def __init__(self, max_debt: float) -> None:
         self.oracle = Oracle(b"")
@@ -61,7 +61,7 @@ class World:
 
     @property
     def tokens(self) -> float:
-        """What the bucket holds now, without writing."""
+        """The tokens in the bucket now, by a peek."""
         (verdict,) = (
             self.oracle.decide(replace(SPENDING, mode="peek"), self._quotas, RULES, self.now).quotas or ()
         )

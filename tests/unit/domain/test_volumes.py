@@ -174,7 +174,7 @@ def test_complete_push_replaces_all_volumes_and_partial_push_keeps_the_others():
     assert [v.broker for v in over.volumes] == ["1", "2"], "a full disk is not forgotten when its agent dies"
     assert not over.succeeded
     assert over.trouble == "not renewed within the validity: /data of broker 2"
-    # The violation renewed the factor until its own validity ended: at the pushes that were due until then.
+    # The violation renewed the factor at each due push, until its own validity ended.
     ends = over.valid_until_ms
     assert (ends, factor(over, ends, replace(PUSH, fallback=0.5))) == (10 * MINUTE, 0.0)
     assert factor(over, ends + 1, replace(PUSH, fallback=0.5)) == 0.5
@@ -236,7 +236,7 @@ def test_missed_push_is_a_failed_observation():
     assert factor(full, 10 * MINUTE + 1, rules) == 0.5
     unknown = after_observation(full, Observation((volume("1", None),)), 6 * MINUTE, rules)
     assert not unknown.succeeded
-    assert unknown.valid_until_ms == 10 * MINUTE  # as the missed pushes had renewed it
+    assert unknown.valid_until_ms == 10 * MINUTE  # the missed pushes had renewed it
 
 
 def test_factor_that_waits_for_a_missed_push_is_held_since_it_was_set():
@@ -331,7 +331,7 @@ def test_drill_holds_until_its_end_exclusive():
             factor_in_force(source, drill, now, KAFKA).factor for now in (999, 1_000, 1_999, 2_000, 2_001)
         ]
         rest = 1.0 if source is None else 0.0
-        assert found == [0.2, 0.2, 0.2, rest, rest]  # it also holds by a clock that is behind its start
+        assert found == [0.2, 0.2, 0.2, rest, rest]  # the drill also holds by a clock behind its start
     assert factor_in_force(state, drill, 1_500, KAFKA).reason == "drill: by alice, until 2000"
 
 

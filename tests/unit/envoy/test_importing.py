@@ -1,4 +1,4 @@
-"""The importer against what envoyproxy/ratelimit documents: the examples of its README, row by row."""
+"""The importer against the documentation of envoyproxy/ratelimit: the examples of its README, row by row."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ descriptors:
 }
 DAY, MINUTE, SECOND = 86_400, 60, 1
 
-# (domain, descriptor, how many pass in so many seconds); None: unlimited.
+# (domain, descriptor, (requests that pass, in this many seconds)); None: unlimited.
 DOCUMENTED: list[tuple[str, str, tuple[int, int] | None]] = [
     ("mongo_cps", "database=users", (500, SECOND)),
     ("mongo_cps", "database=default", (500, SECOND)),
@@ -217,7 +217,7 @@ def limit(unit: str = "unit: day", number: str = "requests_per_unit: 1", more: s
 
 
 def counted(number: str) -> str:
-    """A descriptor with so many requests, as they are spelled."""
+    """A descriptor with this spelling of the number of requests."""
     return f"{{key: a, {limit(number=f'requests_per_unit: {number}')}}}"
 
 
@@ -227,7 +227,7 @@ def more(fields: str) -> str:
 
 
 REFUSES = "envoyproxy/ratelimit refuses the file"
-# (a descriptor, what is listed of it: its path, what, whether the result is looser, and a part of why)
+# (a descriptor, its entry in the list: the path, the field, the effect, and a part of the reason)
 WRONG: list[tuple[str, tuple[str, str, str, str]]] = [
     (f"{{key: a, {limit(unit='unit: fortnight')}}}", ("a", "rate_limit", "looser", "the unit must be")),
     (f"{{key: a, {limit(unit='')}}}", ("a", "rate_limit", "looser", "the unit must be")),

@@ -1,4 +1,4 @@
-"""What descriptors name, by their own entries and by a file."""
+"""The names in descriptors, by their own entries and by a file."""
 
 from __future__ import annotations
 

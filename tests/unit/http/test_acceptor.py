@@ -1,4 +1,4 @@
-"""The acceptor where the kernel has no room, where a connection ends before its protocol, and at the end."""
+"""The acceptor when the kernel has no room, when a connection ends before its protocol, and at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from app.http.acceptor import Acceptor
-from app.http.connections import ClientConnection, Connections
+from app.http.server.acceptor import Acceptor
+from app.http.server.connections import ClientConnection, Connections
 from tests.waiting import until
 
 CLIENTS: Final = 20
@@ -40,7 +40,7 @@ class Listener:
 
 
 class Served(asyncio.Protocol):
-    """A connection that has sent something; its request is being answered if it is busy."""
+    """The protocol of a connection; with `busy`, its request stays unanswered."""
 
     def __init__(self, connection: ClientConnection, *, busy: bool) -> None:
         self.connection = connection
@@ -100,51 +100,54 @@ async def turns(holds: Callable[[], object] = lambda: False) -> None:
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EPERM])
 async def test_shortage_that_lasts_closes_at_most_one_idle_connection_at_a_time(error: int):
-    async with port(clients=CLIENTS) as its:
-        its.listener.error = error
-        its.connect()
-        await until(lambda: its.short)
+    async with port(clients=CLIENTS) as open_port:
+        open_port.listener.error = error
+        open_port.connect()
+        await until(lambda: open_port.short)
         await turns()
-        assert its.connections.open >= CLIENTS - 1
-        assert its.listener.failed <= 2, "it pauses"
-        its.listener.error = None
-        await until(lambda: its.connections.open in {CLIENTS, CLIENTS + 1}, within_s=60)
+        assert open_port.connections.open >= CLIENTS - 1
+        assert open_port.listener.failed <= 2, "it pauses"
+        open_port.listener.error = None
+        await until(lambda: open_port.connections.open in {CLIENTS, CLIENTS + 1}, within_s=60)
 
 
 async def test_shortage_closes_no_busy_connection():
-    async with port(busy=True, clients=CLIENTS) as its:
-        its.listener.error = errno.EMFILE
-        its.connect()
-        await until(lambda: its.short)
+    async with port(busy=True, clients=CLIENTS) as open_port:
+        open_port.listener.error = errno.EMFILE
+        open_port.connect()
+        await until(lambda: open_port.short)
         await turns()
-        assert its.connections.open == CLIENTS
-        its.listener.error = None
-        await until(lambda: its.connections.open == CLIENTS + 1)
+        assert open_port.connections.open == CLIENTS
+        open_port.listener.error = None
+        await until(lambda: open_port.connections.open == CLIENTS + 1)
 
 
 async def test_connection_that_ends_before_its_protocol_is_made_is_not_counted():
-    async with port() as its:
-        client = its.connect(b"")
-        await until(lambda: its.connections.open == 1)
-        (connection,) = its.connections.awaiting_request
+    async with port() as open_port:
+        client = open_port.connect(b"")
+        await until(lambda: open_port.connections.open == 1)
+        (connection,) = open_port.connections.awaiting_request
         client.sendall(b"x")
-        await until(lambda: its.acceptor._starting or its.acceptor._unstarted, every_s=0)
+        await until(lambda: open_port.acceptor._starting or open_port.acceptor._unstarted, every_s=0)
         connection.abort()
         await turns()
-        assert its.connections.open == 0
+        assert open_port.connections.open == 0
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
 
 
 async def test_end_closes_silent_connections_and_no_others():
-    async with port() as its:
-        silent = [its.connect(b"") for _ in range(CLIENTS)]
-        speaking = its.connect()
+    async with port() as open_port:
+        silent = [open_port.connect(b"") for _ in range(CLIENTS)]
+        speaking = open_port.connect()
         await until(
-            lambda: its.connections.open == CLIENTS + 1 and len(its.connections.awaiting_request) == CLIENTS
+            lambda: (
+                open_port.connections.open == CLIENTS + 1
+                and len(open_port.connections.awaiting_request) == CLIENTS
+            )
         )
-        await its.acceptor.close()
-        assert its.connections.open == 1
+        await open_port.acceptor.close()
+        assert open_port.connections.open == 1
         assert [each.recv(1) for each in silent] == [b""] * CLIENTS
         speaking.setblocking(False)
         with pytest.raises(BlockingIOError):

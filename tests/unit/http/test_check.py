@@ -1,4 +1,4 @@
-"""The check apart from any server: who asks, for what, and the RateLimit fields of the answer."""
+"""The check apart from any server: the query, the headers, and the RateLimit fields of the answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from app.domain.entity import check_name, normalise_ip
 from app.domain.errors import EntityError
 from app.domain.ladder import AppliedQuota
 from app.domain.quota import KEYS, MAX_WHOLE, Quota
-from app.http.check import answer_to
 from app.http.check_question import (
     CallerIdentity,
     Callers,
@@ -30,15 +29,16 @@ from app.http.check_question import (
     read_query,
     rightmost_untrusted,
 )
-from app.http.hot import HttpAnswer, sized
 from app.http.problems import FieldError, ProblemError
+from app.http.routes.check import answer_to
+from app.http.server.hot import HttpAnswer, sized
 from app.store.port import Answer, ChargeResult
 from tests.steps import decode_ask
 
 TRUSTED = (ip_network("10.0.0.0/8"), ip_network("2001:db8:1::/48"))
 
 
-# For what: the query
+# The query: the usage
 
 
 def query(text: str | bytes, *, timed: bool = False) -> CheckQuery:
@@ -191,7 +191,7 @@ def test_any_query_is_parsed_or_refused(text: bytes, timed: bool):
     assert found.deny_status in (403, 429)
 
 
-# Who: the headers
+# The headers: the caller
 
 
 def who(*headers: tuple[str, str | bytes], sources: Sources | None = None) -> CallerIdentity:
@@ -327,7 +327,7 @@ def test_any_headers_give_a_valid_caller_or_errors(headers: list[tuple[str, byte
         assert found.ip is None or normalise_ip(found.ip) == found.ip
 
 
-# From where, when proxies are trusted
+# The caller's address behind trusted proxies
 
 
 def behind(*lines: str, trusted: tuple[IPv4Network | IPv6Network, ...] = TRUSTED) -> str | None:
@@ -435,7 +435,7 @@ def is_trusted(address: str) -> bool:
 def test_entries_before_the_chosen_address_are_ignored(
     hops_and_lines: tuple[list[str], list[str]], forged: str
 ):
-    """The last untrusted address is found in any spelling, and what comes before it does not matter."""
+    """The last untrusted address is found in any spelling, and entries before it do not matter."""
     hops, lines = hops_and_lines
     untrusted = [normalise_ip(hop) for hop in hops if not is_trusted(normalise_ip(hop))]
     expected = untrusted[-1] if untrusted else None
@@ -513,11 +513,11 @@ def test_a_policy_is_always_two_integers_of_a_structured_field(
 
 
 Rest = tuple[Quota, str, float | None]
-"""A quota, the entity that it is set on, and what remains in its bucket."""
+"""A quota, the entity that it is set on, and the remaining units in its bucket."""
 
 
 def answer(rests: Sequence[Rest], *, outcome: Any = "admit", throttle_ms: int = 0) -> HttpAnswer:
-    """The answer to a gateway, by a store that says what remains."""
+    """The answer to a gateway, by a store that reports these remaining units."""
     decision = Decision(outcome, throttle_ms, outcome == "admit", len(rests), "store", None)
     charges = [
         charge_of(AppliedQuota(quota, entity, entity, entity), Ask({KEYS[quota.key].usage: 1}))

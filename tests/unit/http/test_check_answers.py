@@ -1,4 +1,4 @@
-"""Checks of a node with a fake store: what a gateway is answered, by a call and by waiting."""
+"""Checks of a node with a fake store: the answers to a gateway, by callback and by coroutine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from app.catalog.snapshot import Snapshot
 from app.domain.caller import ANYONE, Caller
 from app.domain.entity import ANY, Entity
 from app.domain.quota import Quota
-from app.http.access import LOOPBACK, Access
-from app.http.check import PATH, Check, CheckRoute
+from app.http.access.access import LOOPBACK, Access
 from app.http.check_question import Sources
 from app.http.head import HeadFields, RequestHead
-from app.http.hot import HttpAnswer, Result
 from app.http.problems import ProblemError
+from app.http.routes.check import PATH, Check, CheckRoute
+from app.http.server.hot import HttpAnswer, Result
 from app.store.port import StoreError
 from tests.unit.admission.fakes import EVERYONE, AnsweringStore, ListRecorder, admission, result
 
@@ -58,7 +58,7 @@ def fields(answer: HttpAnswer) -> dict[bytes, bytes]:
 async def begun(
     check: Check, query: bytes = QUERY, headers: HeadFields = ALICE, caller: Caller = ANYONE
 ) -> HttpAnswer:
-    """The answer by a call."""
+    """The answer by callback."""
     made: asyncio.Future[HttpAnswer | Exception] = asyncio.get_running_loop().create_future()
     check.begin(query, headers, None, caller, made.set_result)
     answer = await made

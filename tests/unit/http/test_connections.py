@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from app.http.connections import ENDED, FIRST_REQUEST_S, ClientConnection, Connections
+from app.http.server.connections import ENDED, FIRST_REQUEST_S, ClientConnection, Connections
 
 
 @dataclass
@@ -73,6 +73,25 @@ def test_longest_idle_connection_of_the_largest_address_makes_room():
     assert old is not None
 
 
+def test_idle_connections_of_many_addresses_make_room_where_the_largest_address_is_busy():
+    """So a proxy keeps its busy connections, and gets more, whatever thousands of addresses hold."""
+    crowd = Crowd(Connections(6, 6))
+    proxy = [crowd.enter("10.0.0.1", 0.0), crowd.enter("10.0.0.1", 0.0)]
+    idle = [crowd.enter(f"10.0.1.{n}", now) for n, now in enumerate((3.0, 1.0, 2.0, 4.0))]
+    for each in proxy:
+        assert each is not None
+        each.idle_since = math.inf
+    assert crowd.enter("10.0.2.1", 9.0) is not None
+    newer = crowd.enter("10.0.0.1", 9.0)
+    assert newer is not None
+    assert crowd.closed == [idle[1], idle[2]]
+    newer.idle_since = math.inf
+    assert idle[0] is not None
+    idle[0].idle_since = 9.5
+    assert crowd.enter("10.0.0.1", 9.6) is not None
+    assert crowd.closed[2:] == [idle[3]], "the first one has been used since"
+
+
 def test_connection_without_a_request_is_ended_in_time_and_no_other_one():
     crowd = Crowd(Connections())
     silent, slow, quick, late = (crowd.enter("10.0.0.1", now) for now in (0.0, 0.0, 0.0, 5.0))
@@ -110,7 +129,7 @@ def test_so_many_late_ones_are_ended_at_once(most: int):
 
 
 def test_ended_connection_keeps_neither_task_nor_protocol_alive():
-    """They refer to it, too, and the collector seldom looks for such cycles."""
+    """They refer back to the connection, and garbage collection seldom looks for such cycles."""
     connection = Connections().accept("10.0.0.1", "http", 0.0)
     assert connection is not None
     connection.abort = connection.time_out = end = partial(print, connection)
@@ -135,7 +154,7 @@ def test_memory_is_given_back_after_many_connections():
 
 
 class Machine(RuleBasedStateMachine):
-    """Compares the counts with those of a plain list of all open connections."""
+    """Compares the counts with a plain list of all open connections."""
 
     held = Bundle("held")
     MOST = 6
@@ -163,13 +182,18 @@ class Machine(RuleBasedStateMachine):
         elif len(self.open) == self.MOST:
             candidates = [ones for ones in by_address.values() if len(ones) == largest]
             victims = [min(ones, key=lambda one: one.idle_since) for ones in candidates]
+            idle = sorted(one.idle_since for one in self.open if one.idle_since < math.inf)
             if new is None:
                 assert gone == []
+                assert not idle
                 assert largest < of_address + 2
-                assert any(victim.idle_since == math.inf for victim in victims)
             else:
                 (victim,) = gone
-                assert victim in victims
+                if any(each.idle_since == math.inf for each in victims) and victim not in victims:
+                    assert victim.idle_since == idle[0]
+                else:
+                    assert victim in victims
+                    assert not idle or victim.idle_since < math.inf
                 self.open.remove(victim)
         else:
             assert new is not None

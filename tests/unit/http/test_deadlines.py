@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from app.http.connections import ClientConnection, Connections
-from app.http.deadlines import RequestDeadline, UnreadDeadline
+from app.http.server.connections import ClientConnection, Connections
+from app.http.server.deadlines import RequestDeadline, UnreadDeadline
 from tests.http.ways import Line, Timers
 
 
@@ -124,7 +124,7 @@ async def test_answers_that_fill_the_buffer_again_have_their_own_time() -> None:
     line.unread = 100
     deadline.watch()
     loop.turn(UnreadDeadline.UNREAD_S * 0.9)
-    line.unread = 200  # the others were read meanwhile
+    line.unread = 200  # the earlier bytes were read meanwhile
     deadline.watch()
     loop.turn(UnreadDeadline.UNREAD_S * 0.9)
     assert not line.has_aborted

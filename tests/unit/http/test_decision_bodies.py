@@ -1,4 +1,4 @@
-"""Bodies of asks in, bodies of decisions out, with a fake store: who may ask, and how a batch is read."""
+"""Bodies of asks in, bodies of decisions out, with a fake store: permissions, and the reading of batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from app.admission.gathering.slices import Slices
 from app.domain.binding import Binding
 from app.domain.grant import BINDABLE, Grant
-from app.http.access import Access, Sender
-from app.http.decisions import BatchRoute, DecisionRoute
+from app.http.access.access import Access, Sender
 from app.http.head import RequestHead
-from app.http.intake import Intake
 from app.http.problems import ProblemError
+from app.http.routes.decisions import BatchRoute, DecisionRoute
+from app.http.server.intake import Intake
 from app.store.port import Plan
 from tests.unit.admission.fakes import IDS, RATE, AnsweringStore, admission, result, snapshot_of
 
@@ -39,7 +39,7 @@ class Routes:
         return await self._batch.reply_to(RequestHead(), body, Sender(grant, "", None), lambda: False)
 
     async def begun(self, body: bytes, grant: Grant = ANYBODY) -> bytes | None:
-        """The answer by a call; None if the body is not answered so."""
+        """The answer by callback; None if this body is not answered by callback."""
         made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if not self._one.begin(RequestHead(), body, Sender(grant, "", None), lambda: False, made.set_result):
             return None
@@ -111,7 +111,7 @@ async def test_caller_without_the_scope_or_for_another_principal_is_refused() ->
 
 
 async def test_bound_caller_may_not_account_in_buckets_of_others() -> None:
-    """However it asks; the field says which name the others have in common with it."""
+    """This holds for every route. The error's field is the name that other callers share."""
     route = routes(store := AnsweringStore(result()))
     etl = Binding.parse("client-id=etl")
     grant = Grant("k", BINDABLE, (etl,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.admission.errors import OverloadedError
-from app.http.intake import Intake
+from app.http.server.intake import Intake
 
 
 def test_caller_with_too_many_bytes_is_shed_but_others_are_not():

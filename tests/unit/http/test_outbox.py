@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app.admission.metrics.metrics import Metrics
-from app.http.hot_protocol import Outbox
+from app.http.server.hot_protocol import Outbox
 from tests.http.ways import Line
 
 

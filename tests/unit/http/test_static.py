@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.http.static import AT_ONCE, Turnstile
+from app.http.server.static import AT_ONCE, Turnstile
 
 CALLERS = 25
 

@@ -1,4 +1,4 @@
-"""Asks and decisions as bytes: what is understood, what is refused and how it is named."""
+"""Asks and decisions as bytes: accepted bodies, and refused bodies with their errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.admission.answers import ADMITTED, ADMITTED_ALONE
+from app.admission.gathering.slices import completed
 from app.domain.ask import MODES, Ask
 from app.domain.decision import OUTCOMES, Decision, LimitedBy, Verdict
 from app.domain.quota_value import pointer
+from app.http.bodies import AskBody, UsageBody
 from app.http.problems import MAX_ERRORS, ProblemError
 from app.http.wire import decode_batch, encode_decision, encode_decisions, split_batch
-from tests.steps import decode_ask, done
+from tests.steps import decode_ask
 
 ONE = '"usage": {"requests": 1}'
+USAGE = ", ".join(UsageBody.__struct_fields__)
 INT64_MAX = 2**63 - 1
 
 
@@ -27,7 +30,7 @@ def ask(body: str | bytes, clock: Any = "store") -> Ask:
 
 
 def asks(*bodies: str) -> list[Ask]:
-    return done(decode_batch(f'{{"asks": [{",".join(bodies)}]}}'.encode(), "store"))
+    return completed(decode_batch(f'{{"asks": [{",".join(bodies)}]}}'.encode(), "store"))
 
 
 def refusal(body: str | bytes, clock: Any = "store") -> ProblemError:
@@ -47,7 +50,7 @@ def named(problem: ProblemError) -> list[tuple[str, str]]:
     return [(error.field, error.message) for error in problem.errors]
 
 
-# What is understood
+# Accepted bodies
 
 
 def test_an_ask_says_everything():
@@ -133,7 +136,7 @@ def test_a_batch_keeps_its_order():
     assert [found_ask.principal for found_ask in found] == [str(n) for n in range(1000)]
 
 
-# What is not JSON
+# Bodies that are not JSON
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_escaped_backslash_before_u_is_not_a_surrogate():
     assert ask(f'{{"principal": 1, {ONE}, "principal": "\\\\ud800"}}').principal == "\\ud800"
 
 
-# What is JSON and wrong
+# JSON with faults
 
 
 @pytest.mark.parametrize(
@@ -190,9 +193,9 @@ def test_escaped_backslash_before_u_is_not_a_surrogate():
         ("{}", "/usage", "is required"),
         ('{"usage": null}', "/usage", "must be an object"),
         ('{"usage": {}}', "/usage", "must not be empty"),
-        ('{"usage": {"request": 1}}', "/usage/request", "is unknown"),
-        ('{"usage": {"a/b~c": 1}}', "/usage/a~1b~0c", "is unknown"),
-        (f'{{{ONE}, "user": "a"}}', "/user", "is unknown"),
+        ('{"usage": {"request": 1}}', "/usage/request", f"is unknown: use {USAGE}"),
+        ('{"usage": {"a/b~c": 1}}', "/usage/a~1b~0c", f"is unknown: use {USAGE}"),
+        (f'{{{ONE}, "user": "a"}}', "/user", f"is unknown: use {', '.join(AskBody.__struct_fields__)}"),
         ('{"usage": {"requests": 1.0}}', "/usage/requests", "must be an integer"),
         ('{"usage": {"requests": 1e2}}', "/usage/requests", "must be an integer"),
         ('{"usage": {"requests": true}}', "/usage/requests", "must be an integer"),
@@ -322,7 +325,7 @@ def test_a_batch_is_an_object_of_asks():
         (b'{"asks": [1]}', "/asks/0"),
     ):
         with pytest.raises(ProblemError) as raised:
-            done(decode_batch(body, "store"))
+            completed(decode_batch(body, "store"))
         assert [error.field for error in raised.value.errors] == [field]
 
 
@@ -335,13 +338,13 @@ def test_batch_with_a_part_that_is_not_utf_8_is_not_split():
     assert split_batch(body) is None
     assert split_batch(body.replace(b"\xff", "\u00ff".encode())) == [b'{"usage": {"requests": 1}}']
     with pytest.raises(ProblemError) as raised:
-        done(decode_batch(body, "store"))
+        completed(decode_batch(body, "store"))
     assert raised.value.status == 400
 
 
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_are_decoded_or_refused(body: bytes):
-    for decode in (decode_ask, lambda *given: done(decode_batch(*given))):
+    for decode in (decode_ask, lambda *given: completed(decode_batch(*given))):
         with pytest.raises(ProblemError) as raised:
             decode(body, "store")
         json.loads(raised.value.body())
@@ -359,7 +362,7 @@ JSON = st.recursive(
 def test_any_json_is_decoded_or_refused_with_its_fields(document: Any, clock: Any):
     body = json.dumps({"asks": [{"usage": {"requests": 1}}, document]}).encode()
     try:
-        done(decode_batch(body, clock))
+        completed(decode_batch(body, clock))
     except ProblemError as refused:
         problem = refused
     else:
@@ -400,7 +403,7 @@ def test_an_ask_arrives_as_it_was_sent(sent: dict[str, Any]):
     assert ask(json.dumps(sent)) == Ask(**sent)
 
 
-# What is answered
+# Answers
 
 LIMITED = LimitedBy("producer_ids_rate", "user=*", "user=alice")
 VERDICT = Verdict("request_rate", "user=*", "user=a", 1000.0, "delay", False, "delay", 7, 1000.5, -0.0)
@@ -463,7 +466,7 @@ def test_detail_may_be_empty_or_unknown():
 @given(st.lists(st.tuples(st.sampled_from(OUTCOMES), st.integers(0, 2**31 - 1)), max_size=20))
 def test_decisions_keep_their_order(made: list[tuple[Any, int]]):
     decisions = [Decision(outcome, ms, False, 1, "store", None) for outcome, ms in made]
-    answered = json.loads(done(encode_decisions(decisions)))["decisions"]
+    answered = json.loads(completed(encode_decisions(decisions)))["decisions"]
     assert [(answer["decision"], answer["throttle_ms"]) for answer in answered] == made
 
 

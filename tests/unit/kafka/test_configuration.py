@@ -80,7 +80,7 @@ def test_error_contains_no_secret():
 
 
 def test_encrypted_key_needs_its_password(tmp_path):
-    """Without this check, OpenSSL would ask for it at a terminal, for each connection."""
+    """Without this check, OpenSSL would ask for the password at a terminal, for each connection."""
     shown = Authority(tmp_path).certify("alice")
     locked = tmp_path / "locked.key"
     subprocess.run(

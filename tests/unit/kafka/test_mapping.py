@@ -12,7 +12,7 @@ from app.kafka import import_plan, mapping
 from app.kafka.import_plan import with_unchanged
 from app.kafka.mapping import QuotaMapping, map_quotas
 from app.kafka.quotas import Broker, EntityQuotas, KafkaQuotas, Setting
-from app.run.commands import plans
+from app.run.commands.quotas import plans
 
 RATE = "max.connection.creation.rate"
 EXTERNAL = f"listener.name.external.{RATE}"
@@ -175,7 +175,7 @@ def test_address_in_two_spellings_with_different_limits_is_skipped():
     ],
 )
 def test_limit_above_the_largest_becomes_the_largest(key, value, multiply, limit):
-    # Left out, a broader limit would hold in its place.
+    # If this limit were left out, a broader one would apply.
     found = of(({"user": "a"}, {key: value}), multiply=multiply)
     assert found.quotas["user=a"][key]["limit"] == limit
     assert found.skipped == []

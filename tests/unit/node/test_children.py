@@ -37,7 +37,7 @@ def lives(*seconds: float) -> Sequence[float]:
 
 
 async def kept(child: Child, pauses: Pauses) -> list[tuple[float, int]]:
-    """Keep a child through these pauses; return the pause and exit code of each death from the log."""
+    """Keep a child running through these pauses; return the logged pause and exit code of each death."""
     with capture_logs() as logged:
         await child.start()
         child.keep()

@@ -1,4 +1,4 @@
-"""Settings: their defaults, what is refused and how it is named, and the page that lists them."""
+"""Settings: their defaults, refused values with their errors, and the page that lists them."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ SERVICE_LINKS = {
 
 
 def test_service_links_of_kubernetes_are_explained(monkeypatch):
-    """Those of Services named quotagate, quotagate-api and quotagate-kafka."""
+    """The links of Services named quotagate, quotagate-api and quotagate-kafka."""
     given = load(monkeypatch, **OBSERVING, **SERVICE_LINKS)
     assert given.kafka == {}
     assert given.unknown_variables == tuple(sorted(f"QUOTAGATE_{name}" for name in SERVICE_LINKS))

@@ -1,4 +1,4 @@
-"""URLs of the settings: a URL that cannot be meant is refused by name, and none of it is shown."""
+"""URLs of the settings: the error for an invalid URL names the setting, and shows no part of the URL."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLACES = {
     "hdfs": (LOG, "hdfs://{}namenode:8020/logs"),
 }
 PASSWORDS = {
-    "57#Wc903z": ENCODE,  # the report's: it was read as port 57 of localhost
+    "57#Wc903z": ENCODE,  # from a bug report: it was read as port 57 of localhost
     "57/Wc903z": ENCODE,
     "Wc903z/": ENCODE,
     "57?Wc903z": ENCODE,

@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, what `decide` sends and how it shows the answer."""
+"""The command line: help, exit codes, and the request and output of `decide`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DECISION = {
 
 @pytest.fixture(autouse=True)
 def _unchanged_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start without settings; undo what a command changes in its process: the umask and the logs."""
+    """Start without settings; undo a command's changes to its process: the umask and the logs."""
     for name in [name for name in os.environ if name.startswith("QUOTAGATE_")]:
         monkeypatch.delenv(name)
     root = logging.getLogger()
@@ -154,7 +154,7 @@ def test_decision_is_shown_as_json_yaml_or_table(quotagate: Command, gate: Gate)
     assert yaml.safe_load(quotagate(*ask, "-o", "yaml").out) == decision
     assert [line.split() for line in quotagate(*ask).out.splitlines()] == [
         ["decision", "admit"],
-        ["throttle_ms", "0"],
+        ["throttle", "0", "ms"],
         ["charged", "yes"],
         ["applied", "1"],
         ["source", "store"],

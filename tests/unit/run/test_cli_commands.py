@@ -15,10 +15,11 @@ from typer.main import get_command
 
 from app.domain.grant import PERMISSIONS
 from app.domain.quota import KEYS
-from app.http.quotas_lists_schema import MAX_APPLIED
+from app.http.openapi.quotas_lists import MAX_APPLIED
 from app.http.wire import MAX_BODY
 from app.run import cli
-from app.run.commands import keys, plans
+from app.run.commands import keys
+from app.run.commands.quotas import plans
 from tests.commands import Command, Gate, quotagate
 from tests.tools import need
 from tests.unit.run.test_cli_kafka import gate
@@ -427,7 +428,7 @@ def test_file_too_large_for_one_apply_is_refused(quotagate: Command, gate: Gate,
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_script_is_printed(quotagate: Command, monkeypatch: pytest.MonkeyPatch, shell: str):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    monkeypatch.setattr("typer.main.get_command", get_command)  # it looks for shells when it is made
+    monkeypatch.setattr("typer.main.get_command", get_command)  # a new parser detects shells
     shown = quotagate("--show-completion", shell)
     assert (shown.code, shown.err) == (0, "")
     assert "_QUOTAGATE_COMPLETE=" in shown.out

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from app.domain.quota_value import Definition
-from app.run.commands import quotas_file, quotas_schema
-from app.run.commands.quotas_file import read
+from app.run.commands.quotas import catalog_file, catalog_schema
+from app.run.commands.quotas.catalog_file import read
 from tests.commands import Command, quotagate
 
 __all__ = ["quotagate"]
 
-SCHEMA = Path(__file__).parents[3] / "openapi" / quotas_schema.NAME
-HOLDS = jsonschema_rs.validator_for(quotas_schema.document())
+SCHEMA = Path(__file__).parents[3] / "openapi" / catalog_schema.NAME
+HOLDS = jsonschema_rs.validator_for(catalog_schema.document())
 
 GOOD = """\
 quotas:
@@ -162,9 +162,9 @@ def test_written_file_reads_back_unchanged():
         "user=b": {"producer_ids_rate": {"limit": 5, "layers": {"interval_ms": 500, "ttl_ms": 1000}}},
         "user=*": {"request_rate": {"limit": 2**53 - 1, "shadow": True, "enforcement": "deny"}},
     }
-    text = "".join(quotas_file.write(quotas_file.ordered(quotas.items()), "17"))
+    text = "".join(catalog_file.write(catalog_file.ordered(quotas.items()), "17"))
     assert (read(text).quotas, read(text).faults) == (quotas, [])
-    assert text == "".join(quotas_file.write(quotas_file.ordered(reversed(list(quotas.items()))), "17")), (
+    assert text == "".join(catalog_file.write(catalog_file.ordered(reversed(list(quotas.items()))), "17")), (
         "the order is not stable"
     )
     assert text.splitlines()[:5] == [
@@ -178,15 +178,15 @@ def test_written_file_reads_back_unchanged():
 
 
 def test_empty_catalog_is_written_as_an_empty_mapping():
-    text = "".join(quotas_file.write([], "0"))
+    text = "".join(catalog_file.write([], "0"))
     assert (read(text).quotas, read(text).faults) == ({}, [])
 
 
 def test_schema_in_the_repository_is_current(quotagate: Command):
-    assert SCHEMA.read_text() == quotas_schema.text(), (
-        "make it anew: python -m app.run.commands.quotas_schema"
+    assert SCHEMA.read_text() == catalog_schema.text(), (
+        "make it anew: python -m app.run.commands.quotas.catalog_schema"
     )
-    assert quotagate("quotas", "schema").out == quotas_schema.text()
+    assert quotagate("quotas", "schema").out == catalog_schema.text()
 
 
 @pytest.mark.parametrize("text", [text for text, _, _ in SEEN_BY_EDITORS])

@@ -1,4 +1,4 @@
-"""Kafka's own spelling: the requests that it makes, what it prints, and what it refuses."""
+"""Kafka's own spelling of commands: their requests, their output, and their refusals."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.kafka import quotas as kafka_quotas
 from app.kafka.quotas import Broker, EntityQuotas, KafkaQuotas
-from app.run.commands import plans
+from app.run.commands.quotas import plans
 from tests.commands import Command, Gate, noting, quotagate
 
 __all__ = ["quotagate"]
@@ -33,7 +33,7 @@ def said(monkeypatch: pytest.MonkeyPatch, users: int) -> None:
 
 
 class Node(dict):
-    """Answers plans and changes; the version grows with each change, until one too many."""
+    """Answers plans and changes; each change increases the version, and one after `most` is refused."""
 
     def __init__(self, gate: Gate, most: int) -> None:
         super().__init__({("GET", "/v1/quotas"): (200, {"quotas": [], "next_cursor": None})})
@@ -123,6 +123,6 @@ def test_invalid_property_is_refused_by_name(quotagate: Command, monkeypatch: py
     ran = quotagate(*FROM)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("quotagate: QUOTAGATE_KAFKA_SECURITY_PROTOCOL: must be PLAINTEXT, ")
-    # An option goes before the environment.
+    # An option takes precedence over the environment.
     ran = quotagate(*FROM, "--kafka-property", "security.protocol=XYZ")
     assert (ran.code, "--kafka-property security_protocol: must be PLAINTEXT" in ran.err) == (2, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.run.commands.target import is_loopback
+from app.run.commands.node.target import is_loopback
 from tests.commands import Command, Gate, noting, quotagate
 
 __all__ = ["quotagate"]

@@ -25,18 +25,18 @@ SHOW = f"from app.run.commands import show; show.table({HEADER!r}, {ROWS!r}, rig
 
 
 def at_a_terminal(columns: int, **environment: str) -> str:
-    """What is written to a terminal with this many columns when the rows are shown."""
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    """The output of the rows at a terminal with this many columns."""
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     bare = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR"}}
     child = subprocess.Popen(
         [sys.executable, "-c", SHOW],
         env={**bare, "TERM": "xterm-256color", **environment},
-        stdin=its,
-        stdout=its,
-        stderr=its,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
     )
-    os.close(its)
+    os.close(terminal)
     sent = b""
     try:
         while said := os.read(ours, 65536):

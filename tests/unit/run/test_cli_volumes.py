@@ -1,4 +1,4 @@
-"""`quotagate volumes`: its requests, how it shows volumes, and what counts as wrong use."""
+"""`quotagate volumes`: its requests, its output, and wrong use."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "volumes push": ("seen.json",),
     "volumes forget": (HOSTILE,),
 }
-"""Every command, with arguments for which it shows something from outside."""
+"""Every command, with arguments that make it show text from outside."""
 FORMATS: Final = ("table", "json", "yaml")
 ONE_FORMAT: Final = {"up", "serve", "workers", "migrate", "generate", "spark", "quotas schema"}
 """Commands without ``--output``."""
@@ -161,7 +161,7 @@ NODES: Final = {
     "generate": HostileNode(PROBLEM),
     "quotas": HostileNode(entity=f"user={quote(UNSEEN)}"),
 }
-"""For commands that read more of an answer: a refusal, and a name that a node accepts."""
+"""Nodes for commands that read more of an answer: one refuses, the other sends a name that a node accepts."""
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import typer
 
 from app.redaction import redact, url_without_secrets
 from app.run import cli
-from tests.commands import Command, Gate, Ran, noting, quotagate
+from tests.commands import Command, Gate, Ran, noting, parser_of, quotagate
 from tests.unit.run.test_every_command import COMMANDS, _surroundings
 from workers.arguments import PlainArgumentParser
 from workers.generate.__main__ import cli as generate
@@ -40,7 +39,7 @@ def gate() -> Iterator[Gate]:
 
 
 def command(name: str) -> Any:
-    found: Any = typer.main.get_command(cli.cli)
+    found: Any = parser_of(cli.cli)
     for word in name.split():
         found = found.commands[word]
     return found
@@ -54,7 +53,7 @@ def options(name: str) -> list[list[str]]:
         return [[each.option_strings[-1]] for each in actions if each.option_strings and each.nargs != 0]
     found = command(name)
     if name == "generate":
-        program: Any = typer.main.get_command(generate)
+        program: Any = parser_of(generate)
         found = program.commands["drive"]
     return [
         [param.opts[0]]

@@ -12,7 +12,7 @@ from app.store.redis import _faults, failure
 
 
 def reply(text: str) -> Exception:
-    """What redis-py makes of an error reply."""
+    """The exception that redis-py makes of an error reply."""
     error: Exception = BaseParser.parse_error(text)  # type: ignore[no-untyped-call]
     return error
 

@@ -1,6 +1,6 @@
 """Checks that the log has each batch as its node wrote it: all its rows, no others, and one version of each.
 
-What is wrong with one batch is a plain function of a summary of its rows; Spark makes the summaries.
+The faults of one batch are a plain function of a summary of its rows; Spark makes the summaries.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from workers.decision_log.schema import ADDED, HOUR_MS, IDENTITY, SCHEMA
 
 SHOWN: Final = 20
-"""How many batches, and rows in two versions, the report names; all are counted."""
+"""The most batches, and rows in two versions, that the report names; all are counted."""
 
 FEW: Final = 1_000
-"""Up to this many batches are read again by name; beyond, all rows are."""
+"""Up to this many batches are read again by name; if there are more, all rows are read."""
 
 EDGE_MS: Final = 60_000
 """The longest time between rows of one batch: near an hour's start, some may be in the hour before."""
@@ -49,7 +49,7 @@ class BatchSummary(NamedTuple):
 
 
 class BatchFault(NamedTuple):
-    """What is wrong with a batch: how many rows are missing, and how many were added."""
+    """The fault of a batch: how many rows are missing, and how many were added."""
 
     batch: str
     missing: int
@@ -63,7 +63,7 @@ FAULTS: Final = pa.schema(
 
 
 def fault_of(summary: BatchSummary) -> BatchFault:
-    """What is wrong with a batch. From an older writer, only rows missing before the last one are found."""
+    """The fault of a batch. From an older writer, only rows missing before the last one are found."""
     size = summary.last + 1 if summary.most is None else summary.most
     added = max(summary.beyond, int(summary.most != summary.least))
     missing = max(size - (summary.places - summary.beyond), 0)
@@ -71,7 +71,7 @@ def fault_of(summary: BatchSummary) -> BatchFault:
 
 
 def summaries(rows: DataFrame) -> DataFrame:
-    """A summary of each batch, and what it says of other nodes; reads the rows once."""
+    """A summary of each batch, with the other nodes that it names; reads the rows once."""
     return rows.groupBy("batch").agg(
         f.count_distinct("place").alias("places"),
         f.count_if((f.col("place") >= f.col("batch_rows")) | (f.col("place") < 0)).alias("beyond"),
@@ -84,7 +84,7 @@ def summaries(rows: DataFrame) -> DataFrame:
 
 
 class BatchFaults(NamedTuple):
-    """All rows missing inside of batches, all rows added, and the batches with most of them."""
+    """The numbers of rows missing from batches and of rows added, and the most faulty batches."""
 
     missing: int
     added: int
@@ -92,13 +92,13 @@ class BatchFaults(NamedTuple):
 
 
 def faults(batches: DataFrame, all_rows: DataFrame | None, begins_ms: int | None) -> BatchFaults:
-    """What is wrong inside of batches.
+    """The faults of batches.
 
     Args:
         batches: their ``summaries``.
         all_rows: all rows of the log, if only a period is audited: a batch may have rows outside of it.
-        begins_ms: the first time of a log whose beginning was removed, as then a batch may have rows in a
-            removed hour; None if the log has its beginning.
+        begins_ms: the first time of a log whose beginning was removed: its first batches may have rows in a
+            removed hour. None if the log has its beginning.
     """
     wrong = _faulty(batches)
     if all_rows is not None:
@@ -118,7 +118,7 @@ def faults(batches: DataFrame, all_rows: DataFrame | None, begins_ms: int | None
 
 
 def in_two_versions(rows: DataFrame, batches: Sequence[str] | None) -> list[tuple[str, int]]:
-    """The identities, batch and place, that have rows with different content.
+    """The identities (batch and place) of rows that differ in content.
 
     Args:
         batches: the batches to look at, as ``log.repeated_batches`` found them; None for all.
@@ -133,7 +133,7 @@ def in_two_versions(rows: DataFrame, batches: Sequence[str] | None) -> list[tupl
 
 
 def content_of(row: dict[str, Any]) -> str:
-    """The content that ``in_two_versions`` compares, of a row in plain Python."""
+    """The content of a plain Python row, as ``in_two_versions`` compares it."""
     return repr([row[name] for name in AS_WRITTEN])
 
 

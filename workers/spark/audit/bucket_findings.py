@@ -1,4 +1,4 @@
-"""What an audit finds in one bucket: counts for each principal, and single cases as examples."""
+"""The findings of an audit in one bucket: counts for each principal, and single cases as examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MANY_CASES: Final = 5_000
 EXAMPLES: Final = 20
 """How many cases of each kind are kept for a bucket; all of them are counted."""
 ALL_KEPT: Final[frozenset[Kind]] = frozenset({"falsely_seen", "charged_again"})
-"""The kinds of which every case is kept."""
+"""The kinds of cases that are kept without a limit."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class BucketTally:
         verdicts: verdicts that the store gave.
         judged: verdicts that were recomputed and compared.
         unjudged: verdicts not compared, as the log does not determine the bucket's state.
-        lookups: ids that were new when asked for.
+        lookups: ids that were new to the bucket.
         believed: ids taken as seen that could not be checked, as the log does not reach back far enough.
-        lost, lost_units: how often, and how many units of, logged charges were missing from the bucket.
+        lost, lost_units: how often logged charges were missing from the bucket, and how many units.
         altered: how often the bucket was charged or refunded less than the row says.
         unlogged: how often the bucket had more charges than the log.
         same_order: rows that share their place in the store's order with another row.
-        worst: the most that was admitted in a span of the bound's window, divided by what the limit allows.
+        worst: the most units admitted in a span of the bound's window, divided by the units allowed.
         bound: the upper bound of ``worst``; None if nothing is bounded.
         over: how many asks were admitted above the bound.
     """
@@ -109,7 +109,7 @@ class BucketFindings:
         """Keep a case as an example, unless there are enough of its kind.
 
         Args:
-            exact: what is right.
+            exact: the correct value.
             among: the number of new ids in the ask.
         """
         self._noted[kind] += 1
@@ -163,9 +163,9 @@ def case_of(
     """A case as a row of ``SCHEMA``.
 
     Args:
-        ask: has the principal, time and order of the ask that it was found in.
-        verdict: has the quota and the bucket; None if the case is not of one verdict.
-        exact: what is right.
+        ask: has the principal, time and order of the ask.
+        verdict: has the quota and the bucket; None if the case concerns the whole ask.
+        exact: the correct value.
     """
     of_ask = {name: getattr(ask, name) for name in ("principal", "at_ms", "order")}
     of_verdict = {name: getattr(verdict, name, None) for name in ("quota", "bucket")}

@@ -1,7 +1,7 @@
 """Checks a row of the log against itself: its decision against its verdicts, and these against its ask.
 
-Three kinds of findings: a decision that is not what the domain makes of its verdicts (``differs``), a row
-with fields that cannot both be true (``contradicts``), and a time that does not fit the row's place in the
+Three kinds of findings: a decision that does not follow from its verdicts (``differs``), a row with fields
+that cannot both be true (``contradicts``), and a time that does not fit the row's place in the
 store's order (``clock``). The checks are plain functions of one row; Spark runs them over all rows.
 """
 
@@ -30,7 +30,7 @@ SOURCES: Final[tuple[str, ...]] = get_args(Source)
 WAITS: Final = frozenset({"delay", "throttle"})
 REFUSES: Final = frozenset({"throttle", "reject"})
 WITHOUT_COUNTER: Final = frozenset({"store_failure", "store_full"})
-"""Reasons of verdicts without a bucket: there the failure policy may refuse under any enforcement."""
+"""Reasons of verdicts without a bucket: the failure policy may refuse under any enforcement."""
 
 CLOSE: Final = 1e-9
 CLOCK_MS: Final = 1_000
@@ -95,7 +95,7 @@ class DecisionRow(NamedTuple):
 
 
 class Contradiction(NamedTuple):
-    """A logged value, and what the rest of the row implies for it; ``field`` names the check."""
+    """A logged value, and the value that the rest of the row implies; ``field`` names the check."""
 
     field: str
     logged: str
@@ -113,9 +113,9 @@ def decision_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[DecisionRow]:
         verdicts = map(VerdictRow._make, zip(*fields, strict=True))
         sizes = nested.value_lengths().fill_null(0).to_pylist()
         for *row, size in zip(*columns, sizes, strict=True):
-            its = list(islice(verdicts, size))
+            row_verdicts = list(islice(verdicts, size))
             if row[0] in {"decision", "late", "ids"}:
-                yield DecisionRow._make((*row, its))
+                yield DecisionRow._make((*row, row_verdicts))
 
 
 def contradictions(row: DecisionRow, *, by_store: bool = True) -> Iterator[Contradiction]:
@@ -137,7 +137,7 @@ def contradictions(row: DecisionRow, *, by_store: bool = True) -> Iterator[Contr
 
 
 def wrong_decision(row: DecisionRow, *, sequential: bool) -> Contradiction | None:
-    """The difference between the store's decision and the one that follows from its verdicts.
+    """The difference between the store's decision and the decision that follows from its verdicts.
 
     Args:
         sequential: request delays are added to byte delays (``QUOTAGATE_COMBINE_DELAYS``).
@@ -188,7 +188,7 @@ def checking(
 
 
 def _check_clock(row: DecisionRow) -> Iterator[Contradiction]:
-    """A row's time must be that of its place in the store's order, which never goes back."""
+    """Compare a row's time with the time in its place in the store's order, which never goes back."""
     if row.order is None:
         return
     ordered_ms = row.order // ORDERS_PER_MS
@@ -229,7 +229,7 @@ def _check_wait(outcome: str, throttle_ms: int) -> Iterator[Contradiction]:
 
 
 def _check_replay(row: DecisionRow) -> Iterator[Contradiction]:
-    """An answer repeated to a retry charges nothing; only answers that charged a bucket are kept for that."""
+    """An answer repeated to a retry charges nothing; only answers that charged a bucket are repeated."""
     if row.verdicts:
         logged = f"replayed, with {len(row.verdicts)} verdicts"
         yield Contradiction("replayed", logged, "no verdicts: it charges nothing")
@@ -301,7 +301,7 @@ def _check_verdict(row: DecisionRow, verdict: VerdictRow) -> Iterator[Contradict
 
 
 def _check_bucket(row: DecisionRow, verdict: VerdictRow) -> Iterator[Contradiction]:
-    """The bucket must be the one that the entity's quota has for the caller."""
+    """The bucket must be the caller's bucket under the entity's quota."""
     prefix = _PREFIX.search(verdict.bucket)
     bucket = _bucket(
         verdict.quota,

@@ -1,4 +1,4 @@
-"""The names of the audit's findings, and when a number of falsely seen ids is too large for chance."""
+"""The names of the audit's findings, and tests of whether falsely seen ids are too many for chance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from app.domain.shape import FALSE_SEEN
 
 IMPROBABLE: Final = 1e-6
-"""A bound on a probability is broken if the result had this probability or less: one in a million audits."""
+"""A bound on a probability is broken if the result is less likely than this: one in a million audits."""
 
 FALSELY_SEEN: Final = "more new ids taken as seen than 1 in 10,000"
 OVER: Final = "more admitted than the bound"
@@ -28,7 +28,7 @@ ADDED: Final = "rows that their batch did not have"
 TWICE: Final = "two different rows for one identity"
 NOTHING: Final = "nothing was judged"
 OLDER: Final = frozenset({FALSELY_SEEN, UNLIKELY, UNTOLD})
-"""The findings that appear, wrongly, if buckets are older than a log which is taken as complete."""
+"""The findings that appear wrongly if buckets are older than a log that is taken as complete."""
 
 
 def improbable(falsely_seen: int, lookups: int) -> bool:
@@ -45,7 +45,7 @@ def unlikely(falsely_seen: int, lookups: int, asks: int) -> bool:
     """Whether so many of one ask's new ids taken as seen contradict the design's probability of 1e-4 each.
 
     Args:
-        asks: how many asks there are, as it could have happened to each.
+        asks: how many asks there are: any of them could have had these ids.
 
     >>> unlikely(1, 1, 10), unlikely(2, 2, 10), unlikely(2, 2, 1_000), unlikely(4, 5, 10**6)
     (False, True, False, True)

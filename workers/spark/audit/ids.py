@@ -1,9 +1,9 @@
-"""Judges a bucket of producer ids with exact sets: which ids were new, and what the verdict should have been.
+"""Judges a bucket of producer ids with exact sets: which ids were new, and the exact verdict.
 
-If a bucket may be older than the log, or the log lacks some of its charges, it is judged by what is certain.
-With the time to live of a layer and the interval at which layers begin: an id that was in the open layer less
-than the time to live minus one interval ago is still known, and an id that was in no open layer for a whole
-time to live is new. In between the store is believed.
+If a bucket may be older than the log, or the log lacks charges, only certain answers are judged. With the
+time to live (TTL) of a layer and the interval at which layers begin: an id that was in the open layer less
+than TTL - interval ago is still known. An id that was in no open layer for a whole TTL is new. In between the
+store is believed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from workers.spark.buckets import BucketRow, digests_of
 MANY: Final = 1_024
 """Expired ids are dropped once there are this many ids, or twice as many as live ones."""
 UNNOTICED_MS: Final = 1_000
-"""How long a node may not notice what others did."""
+"""The longest time until a node notices the writes of others."""
 PLAUSIBLE: Final = 2
-"""How many new ids of one refused ask may have been taken as seen by chance."""
+"""The most new ids of one refused ask that may have been taken as seen by chance."""
 
 
 @dataclass(slots=True)
@@ -37,20 +37,20 @@ class IdsJudge:
     """Judges one bucket, row by row.
 
     Attributes:
-        log_from_ms: when the log begins, as the bucket may be older; None is the time of its first row.
+        log_from_ms: when the log begins, as the bucket may be older; None: at the bucket's first row.
         exact: the ids and charges of the bucket, with its own layers if the state is known.
-        held: None if the state is known. Otherwise when each id was last certainly in the open layer; the
-            bucket's layers may have begun at other times than those of ``exact``.
+        held: None if the state is known. Otherwise when each id was last certainly in the open layer; layers
+            of the bucket and of ``exact`` may then have begun at different times.
         since_ms: since when the log has all ids that a bucket of unknown state remembers.
-        opened_ms: when the state was last unknown for a reason that is no finding; for one window after it,
-            unlogged charges are not counted either.
+        opened_ms: when the state last became unknown for a reason that is no finding; for one window after
+            that, unlogged charges are no findings either.
         vague: charges whose times are not in the log, each at its latest possible time.
-        vague_until_ms: when the last of them expires.
+        vague_until_ms: when the last vague charge expires.
         wrote_ms: when an id was last written.
-        lasts_ms: until when the store keeps the bucket, by the settings of its last write, ``under``.
+        lasts_ms: until when the store keeps the bucket, by the quota of its last write, ``under``.
         is_reset: whether the bucket was reset since the last row.
         noticed_ms: when every node has noticed the last reset.
-        many: at how many ids expired ones are dropped from ``held``.
+        many: the size of ``held`` at which expired ids are dropped from it.
     """
 
     max_ids: int = 1_000_000
@@ -72,7 +72,7 @@ class IdsJudge:
     admitted: AdmittedAmounts = field(default_factory=AdmittedAmounts)
 
     def judge(self, row: BucketRow, found: BucketFindings) -> None:
-        """Replay one ask, and add what is wrong to the findings."""
+        """Replay one ask, and add its faults to the findings."""
         if self.is_reset:
             self.is_reset, self.noticed_ms = False, row.at_ms + UNNOTICED_MS
         if row.how == "alone":
@@ -108,10 +108,10 @@ class IdsJudge:
             self.admitted.add(row.as_quota(), len(row.charged_ids or ()), charge.now_ms, tally)
 
     def _judge_alone(self, row: BucketRow, found: BucketFindings) -> None:
-        """Judge what a node answered from what it knew: by what was written to the bucket last.
+        """Judge an answer that a node gave from known ids, by the latest writes to the bucket.
 
-        A node may not have noticed yet what others did in the last second. The answer itself wrote nothing;
-        its renewal is a row of its own.
+        A node may not have noticed yet the writes of others in the last second. The answer itself wrote
+        nothing; its renewal is a row of its own.
         """
         tally, newest, quota = found.begin(row), self.exact.newest_ms, row.as_quota()
         is_late = newest is not None and row.at_ms < newest - UNNOTICED_MS
@@ -128,7 +128,7 @@ class IdsJudge:
             is_right = is_as_logged(judgement, row)
             is_wrong = self.held is None and row.at_ms - self.wrote_ms >= UNNOTICED_MS
         else:
-            judgement = Judgement("throttle")  # whatever it would be: the store has to be asked
+            judgement = Judgement("throttle")  # a placeholder: only the store can give the exact verdict
             is_right = all(self._certainty(each, charge)[0] for each in ids)
             earlier = replace(charge, now_ms=now_ms - UNNOTICED_MS)
             is_wrong = any(self._certainty(each, earlier)[1] for each in ids)
@@ -141,7 +141,7 @@ class IdsJudge:
             found.differs(row, judgement)
 
     def _renew(self, charge: BucketCharge) -> None:
-        """A node wrote ids again that it knows; the store may have lost them."""
+        """Apply a renewal: a node wrote known ids again, which the store may have lost."""
         self.wrote_ms = charge.now_ms
         for each in charge.spreads:
             self._adopt(each, charge)
@@ -151,18 +151,18 @@ class IdsJudge:
         self._note_lifetime(charge.quota)
 
     def reset(self) -> None:
-        """An administrator reset the bucket."""
+        """Apply a reset by an administrator."""
         self.is_reset = True
         self._empty()
         self.layers, self.log_from_ms, self.vague_until_ms = None, -math.inf, -math.inf
         self.admitted, self.is_loaded = AdmittedAmounts(), False
 
     def load(self) -> None:
-        """A backfill was loaded into the bucket; the log does not say what."""
+        """Note that a backfill was loaded into the bucket; the log does not have its content."""
         self.is_loaded = True
 
     def _empty(self) -> None:
-        """The bucket is empty, and so its state is known."""
+        """Empty the bucket: its state is known then."""
         self.exact, self.held, self.vague = ExactIds(), None, deque()
 
     def _charge_of(self, row: BucketRow, newest: int | None) -> BucketCharge:
@@ -177,7 +177,7 @@ class IdsJudge:
         return BucketCharge(quota, row.usage, quota.enforcement, mode == "record", now_ms, row.at_ms, ids)
 
     def _update_certainty(self, quota: Quota, now_ms: int) -> None:
-        """Update what is known of the state: all of it, once all that was written has expired."""
+        """Update the knowledge of the state: it is known again once all writes have expired."""
         if self.layers is None:
             self.layers, self.held = quota.layers, {}
             from_ms = now_ms if self.log_from_ms is None else self.log_from_ms
@@ -193,7 +193,7 @@ class IdsJudge:
             self._empty()
 
     def _drop_expired(self, row: BucketRow, charge: BucketCharge) -> None:
-        """Empty the bucket if the store dropped it, as it expired before its settings were widened."""
+        """Empty the bucket if the store dropped it because it expired before its quota was widened."""
         now_ms, quota = charge.now_ms, charge.quota
         if now_ms < self.lasts_ms or row.observed is None or self.under is None:
             return
@@ -207,13 +207,13 @@ class IdsJudge:
             self.held, self.since_ms = {}, now_ms
 
     def _lose_times(self, now_ms: int, quota: Quota) -> None:
-        """The bucket moved back in time, or its newest time is unexpected: its times are not known now."""
+        """Forget the bucket's times: it moved back in time, or its newest time is unexpected."""
         self.held, self.since_ms, self.wrote_ms, self.opened_ms = {}, now_ms, now_ms, now_ms
         self.vague = deque(self.exact.charges[self.exact.dead :])
         self.vague_until_ms = now_ms + quota.window_ms
 
     def _doubt(self, now_ms: float, layers: Layers, *, may_hold_more: bool = True) -> None:
-        """The state is unknown from now on; the ids that were in it stay for as long as they must."""
+        """Treat the state as unknown from now on; its ids stay known while their layers live."""
         if self.held is None:
             began = self.exact.layers
             self.held = {
@@ -234,7 +234,7 @@ class IdsJudge:
         return self.exact.find(each, charge.now_ms, charge.quota.layers) is not None
 
     def _surplus(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> int:
-        """How many charges the bucket shows that the log does not have; it may then hold unlogged ids too."""
+        """The number of charges that only the bucket has; if there are any, it may hold unlogged ids too."""
         if row.observed is None:
             return 0
         window_ms = charge.quota.window_ms
@@ -249,7 +249,7 @@ class IdsJudge:
         return surplus
 
     def _check_ids(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> None:
-        """Compare what the filter said of each id with the exact sets, and go on as the filter did."""
+        """Compare the filter's answer for each id with the exact sets, and follow the filter."""
         tally, layers, now_ms = found.of(row), charge.quota.layers, charge.now_ms
         charged, refreshed = set(digests_of(row.charged_ids)), set(digests_of(row.refreshed_ids))
         tally.charged_ids += len(charged)
@@ -285,7 +285,7 @@ class IdsJudge:
             self._hold(refreshed if row.is_refused else charge.spreads, charge)
 
     def _certainty(self, each: bytes, charge: BucketCharge) -> tuple[bool, bool]:
-        """Whether a bucket certainly holds an id, and whether it certainly does not; both may be false."""
+        """Whether a bucket certainly holds an id, and whether it certainly lacks it; both may be false."""
         now_ms, layers = charge.now_ms, charge.quota.layers
         if self.held is None:
             is_held = self._is_known(each, charge)
@@ -321,7 +321,7 @@ class IdsJudge:
     def _judgement(
         self, row: BucketRow, charge: BucketCharge, surplus: int, found: BucketFindings
     ) -> Judgement | None:
-        """The exact judgement, given as many charges as the store had; None if it is not determined."""
+        """The exact judgement, given the store's number of charges; None if it is not determined."""
         exact, now_ms, window_ms = self.exact, charge.now_ms, charge.quota.window_ms
         charged = exact.charged(now_ms, window_ms)
         expected = min(charged + len(row.charged_ids or ()), self.max_ids)
@@ -332,7 +332,7 @@ class IdsJudge:
         bucket = self._bucket()
         judgement = bucket.judge(charge)
         if missing > 0 and not is_as_logged(judgement, row):
-            # They were lost before this ask. A failover loses the newest charges.
+            # The charges were lost before this ask. A failover loses the newest charges.
             exact.uncharge(min(missing, charged))
             self._lose(row, missing, f"observed {expected}", charge, found)
             judgement, missing = bucket.judge(charge), 0
@@ -354,7 +354,7 @@ class IdsJudge:
         return None if is_vague or self._is_undetermined(row, judgement, charge) else judgement
 
     def _drop_vague(self, missing: int, since_ms: int) -> int:
-        """Drop missing charges from those with unknown times, as they were older; returns how many."""
+        """Drop missing charges from the vague ones, which must be older than assumed; returns how many."""
         charges, dropped = self.exact.charges, 0
         while self.vague and dropped < missing:
             at_ms = self.vague.popleft()
@@ -383,16 +383,16 @@ class IdsJudge:
         self._begin_after_loss(charge)
 
     def _begin_after_loss(self, charge: BucketCharge) -> None:
-        """The store lost something: its layers begin at other times, and as much may be admitted again."""
+        """Go on after a loss: layers begin at other times, and a full limit may be admitted again."""
         self._doubt(charge.now_ms, charge.quota.layers, may_hold_more=False)
         self.admitted = AdmittedAmounts()
 
     def _explain_difference(
         self, row: BucketRow, charge: BucketCharge, judgement: Judgement, found: BucketFindings
     ) -> None:
-        """Count a verdict that differs: by ids falsely seen or lost, if that explains it, else as different.
+        """Count a differing verdict as ids falsely seen or lost, if that explains it, else as different.
 
-        A refusal does not say which ids were new.
+        A refusal does not name the new ids.
         """
         if row.is_refused or row.mode == "peek":
             seen = [each for each in charge.spreads if self._is_known(each, charge)]

@@ -26,7 +26,7 @@ class AuditRules:
 
     Attributes:
         sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
-        judge_from_ms: earlier rows are replayed, but not judged.
+        judge_from_ms: rows before this time are replayed, but not judged.
         is_whole: no bucket held anything before the log begins.
         resets, loads: when buckets were reset or loaded, as places in the store's order, by bucket and quota.
         log_from_ms: when the log begins, if it has rows of the store.

@@ -1,8 +1,8 @@
 """Judges a sampled rate or a token bucket by replaying its logged charges.
 
-Every verdict is computed again from the state that the logged charges leave. If the bucket showed something
-else, the judge looks for the charges that were lost, altered or not logged, counts them, and goes on from
-the state that explains what was shown.
+Every verdict is computed again from the state that the logged charges leave. If the bucket showed another
+state, the judge looks for charges that were lost, altered or not logged, and counts them. It goes on from a
+state that explains the shown numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODES: Final[tuple[Mode, ...]] = ("admit", "peek", "record", "refund")
 ASKS: Final = {
     (mode, recheck): Ask(mode=mode, recheck=recheck) for mode in MODES for recheck in (False, True)
 }
-"""All that a bucket needs to know of an ask but its usage, which is in the charge."""
+"""The asks for judgements, by mode and re-check: a bucket reads the usage from the charge."""
 
 MOVED: Final = 2
 """The correction of a bucket that moved back in time, as the clock was set back by more than a window."""
@@ -52,10 +52,11 @@ class Step(NamedTuple):
     """One replayed ask.
 
     Attributes:
-        judgement: the exact one.
-        after: the state after the ask, and ``shown`` what it shows.
+        judgement: the exact judgement.
+        after: the state after the ask.
+        shown: the observed and remaining amounts of that state.
         now_ms: the bucket's time.
-        holds: what the bucket then holds for leases.
+        holds: the bucket's holds after the ask.
         lapsed: the leases that had ended, and count as spent.
     """
 
@@ -74,15 +75,16 @@ class LevelJudge:
     Attributes:
         sequential: request delays are measured after byte delays (``QUOTAGATE_COMBINE_DELAYS``).
         is_whole: the bucket was empty before its first row.
-        state: what the logged charges leave; None is an empty bucket.
-        holds: what the bucket holds for leases, by the log.
-        before: the state without the last charge, in case the store lost that.
-        uncertain: what is known while the state is not. Only for rates: a token bucket shows all it holds.
-        is_guessed: the state is a guess that explains what the bucket shows.
+        state: the state that the logged charges leave; None is an empty bucket.
+        holds: the bucket's holds, by the log.
+        before: the state without the last charge, in case the store lost that charge.
+        uncertain: the partial knowledge of an unknown state. Only for rates: a token bucket shows its whole
+            state.
+        is_guessed: the state is a guess that explains the shown numbers.
         written: the limit and burst at the last charge.
         is_rounded: the tokens were read from the log, so their last digits may differ.
-        excused_until_ms: until then, unlogged charges may come from a load, or from a bucket whose time was
-            ahead of the first row.
+        excused_until_ms: until then, unlogged charges are not counted: they may come from a load, or from a
+            bucket whose time was ahead of the first row.
     """
 
     sequential: bool = False
@@ -100,7 +102,7 @@ class LevelJudge:
     holds: Holds = ()
 
     def judge(self, row: BucketRow, found: BucketFindings) -> None:
-        """Replay one ask, and add what is wrong to the findings."""
+        """Replay one ask, and add its faults to the findings."""
         if row.how in {"undone", "undo"}:
             self._take_back(row)
             return
@@ -123,7 +125,7 @@ class LevelJudge:
         if step is not None:
             if row.is_charged:
                 if self.is_rounded and isinstance(step.after, Tokens):
-                    # exact again if the bucket was full before, or is now in its deepest debt
+                    # the tokens are exact again after a full bucket, and at the deepest debt
                     exact = (row.burst - row.usage, -row.as_quota().max_debt)
                     self.is_rounded = step.after.tokens not in exact
                 self.before, self.written = self.state, (row.limit, row.burst)
@@ -136,7 +138,7 @@ class LevelJudge:
         self.rows += 1
 
     def _take_back(self, row: BucketRow) -> None:
-        """Charge what was taken back later, or give it back; nobody was admitted by it."""
+        """Apply a charge that was taken back later, or its undo; neither admits an ask."""
         self.rows += 1
         if self.uncertain is not None:
             self.uncertain, self.is_guessed = UncertainRate(row.at_ms, row.at_ms), False
@@ -149,18 +151,18 @@ class LevelJudge:
             self.state, _ = give_back_sample(self.state, Stamp(0, row.at_ms, row.usage, b""))
 
     def reset(self) -> None:
-        """An administrator reset the bucket."""
+        """Apply a reset by an administrator."""
         self.state = self.before = self.uncertain = None
         self.holds = ()
         self.is_rounded = False
         self.admitted = AdmittedAmounts()
 
     def load(self) -> None:
-        """A backfill was loaded into the bucket; the log does not say what."""
+        """Note that a backfill was loaded into the bucket; the log does not have its content."""
         self.is_loaded = True
 
     def _admit(self, row: BucketRow, lapsed: Holds, tally: BucketTally) -> None:
-        """Add up what was admitted: of a lease, what is settled, and all of it if nobody settled it."""
+        """Add up the admitted units: of a settled lease the spent ones, of a lapsed lease all."""
         if not row.shadow:
             for hold in lapsed:
                 self.admitted.add(row.as_quota(), hold.units, hold.ends_ms, tally)
@@ -174,7 +176,7 @@ class LevelJudge:
             self.admitted.add(row.as_quota(), row.usage, row.at_ms, tally)
 
     def _follow(self, row: BucketRow) -> None:
-        """Keep what the bucket holds for leases while its state is not known."""
+        """Track the bucket's holds while its state is unknown."""
         _, self.holds = ended(self.holds, row.at_ms)
         if row.how == "lease" and not row.is_refused and row.usage > 0:
             self.holds = with_hold(self.holds, _hold(row, row.at_ms))
@@ -196,7 +198,7 @@ class LevelJudge:
         return self.is_rounded and abs(step.judgement.throttle_ms - row.throttle_ms) <= 1
 
     def _dropped(self, row: BucketRow) -> Step | None:
-        """The ask in an empty bucket, if the store may have dropped it: by its old burst it was full."""
+        """Replay the ask in an empty bucket, if the store may have dropped a bucket full by its old burst."""
         if not isinstance(self.state, Tokens) or self.written is None or self.holds:
             return None
         limit, burst = self.written
@@ -206,7 +208,7 @@ class LevelJudge:
         return step if fits(step, row) else None
 
     def _was_ahead(self, row: BucketRow) -> bool:
-        """Whether an unlogged call had moved the bucket's time ahead of this row's."""
+        """Whether an unlogged call had moved the bucket's time ahead of this row's time."""
         newest = _bucket(row, self.state).newest_ms
         return self.rows > 0 and row.correction > 0 and (newest is None or newest <= row.at_ms)
 
@@ -222,10 +224,10 @@ class LevelJudge:
         self.uncertain.add(row)
 
     def _explained(self, step: Step, row: BucketRow, found: BucketFindings) -> Step | None:
-        """Explain why the bucket showed something else than the logged charges make, and go on from there.
+        """Explain why the bucket differs from the logged charges, and go on from the explanation.
 
         Charges were lost if forgetting some explains it, or if the bucket holds less than was charged within
-        its span. Otherwise it has charges that the log does not have.
+        its span. Otherwise the bucket has charges that the log lacks.
         """
         held = _held(step, row)
         forgotten = (other for other in self._forgotten(row) if fits(other, row))
@@ -252,9 +254,9 @@ class LevelJudge:
         return explanation
 
     def _guessed(self, row: BucketRow, found: BucketFindings) -> Step | None:
-        """Replay an ask on a guessed state, as long as that explains what the bucket shows."""
+        """Replay an ask on a guessed state, as long as the guess explains the shown numbers."""
         assert self.uncertain is not None
-        if self.holds or row.how:  # what it shows includes what it holds
+        if self.holds or row.how:  # the shown numbers include the holds
             self._doubt(row)
             return None
         step = self._step(self.state, row) if self.is_guessed else None
@@ -272,7 +274,7 @@ class LevelJudge:
         return step
 
     def _guess(self, step: Step, row: BucketRow) -> Step | None:
-        """Replay the ask after one unlogged charge, of as much as the bucket shows beyond the logged ones."""
+        """Replay the ask after one unlogged charge of the bucket's surplus over the logged charges."""
         shown = observed_units(row)
         if shown is None:
             return None
@@ -297,8 +299,8 @@ class LevelJudge:
     def _lacks_charges(self, step: Step, row: BucketRow) -> bool:
         """Whether the bucket holds less than it must, wherever its samples begin.
 
-        A charge lives for the span. How much longer depends on when its sample began, which unlogged charges
-        may have changed.
+        A charge lives at least for the span. It may live longer, depending on the start of its sample, which
+        unlogged charges may have moved.
         """
         assert row.observed is not None
         shown = observed_units(row)
@@ -315,7 +317,7 @@ class LevelJudge:
             found.unlogged(row, _observed(step) if step else "less")
 
     def _altered(self, step: Step, row: BucketRow) -> Step | None:
-        """Replay the ask with the usage that the bucket shows, if that is less than the row says."""
+        """Replay the ask with the usage that the bucket shows, if the row has a larger usage."""
         shown = observed_units(row)
         shown_units = row.observed if row.algorithm == "token_bucket" else shown.units if shown else None
         is_refund = row.mode == "refund"
@@ -329,7 +331,7 @@ class LevelJudge:
         return other if fits(other, row) else None
 
     def _forgotten(self, row: BucketRow) -> Iterator[Step]:
-        """Replay the ask without the charges that the store may have lost: its own, the last, or all."""
+        """Replay the ask without charges that the store may have lost: its own, the last one, or all."""
         if self.rows and row.is_charged:
             yield self._step(self.state, row, charging=False)
         if self.rows:
@@ -358,7 +360,7 @@ class LevelJudge:
         elif charging and row.is_charged:
             bucket.charge(charge)
         elif mode != "peek" and row.is_refused:
-            bucket.touch(charge)  # which ends a debt that is too deep
+            bucket.touch(charge)  # a touch ends a debt that is too deep
         shown = bucket.shows(charge)
         if mode == "peek":
             return Step(judgement, state, shown, now_ms, self.holds, lapsed)
@@ -366,9 +368,9 @@ class LevelJudge:
 
 
 def _leased(part: Part, row: BucketRow) -> Judgement:
-    """Hold what a lease was granted, or settle one; the exact judgement on that.
+    """Apply the grant or the settlement of a lease; return the exact judgement.
 
-    A bucket that grants a wish in part would grant that part as a whole wish.
+    A wish granted in part is logged with that part as its usage: the bucket would grant it as a whole wish.
     """
     bucket, charge = part.bucket, part.charge
     assert isinstance(bucket, RateBucket | TokensBucket)
@@ -396,12 +398,12 @@ def _hold(row: BucketRow, now_ms: int) -> Hold:
 
 
 def is_as_logged(exact: Judgement, row: BucketRow) -> bool:
-    """Whether the logged verdict is the exact one."""
+    """Whether the logged verdict equals the exact judgement."""
     return (exact.outcome, exact.throttle_ms, exact.reason) == (row.outcome, row.throttle_ms, row.reason)
 
 
 def fits(step: Step, row: BucketRow) -> bool:
-    """Whether a replayed step shows what the bucket showed."""
+    """Whether a replayed step shows the same numbers as the bucket."""
     if row.observed is None or row.remaining is None:
         return True
     return all(
@@ -428,7 +430,7 @@ def _nearer(before: Judgement, after: Judgement, row: BucketRow) -> Judgement:
 
 
 def _held(step: Step, row: BucketRow) -> float:
-    """How many charged units the state after a step shows."""
+    """The charged units in the state after a step."""
     if row.algorithm == "token_bucket":
         return step.shown[0]
     samples = sampled_rate.kept_samples(row.samples) if row.enforcement == "deny" else row.samples

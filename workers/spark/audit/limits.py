@@ -1,7 +1,7 @@
 """Checks that nodes decided by the limits in force, as given by the changes of quotas in the log.
 
-Within a grace period around a change both limits are right. This is the rule for one quota of one entity, in
-plain Python; ``stale_limits`` applies it to a log.
+Within a grace period around a change both limits are right. This module checks one quota of one entity in
+plain Python; ``stale_limits`` applies the check to a log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSE_MS: Final = 1_000
 
 
 class LimitChange(NamedTuple):
-    """A change of an entity's quotas, before and after: JSON objects by quota key, None if it had none."""
+    """A change of an entity's quotas, before and after: JSON objects by quota key, None without quotas."""
 
     at_ms: int
     version: int | None
@@ -33,7 +33,7 @@ class LimitChange(NamedTuple):
 
 
 class FactorChange(NamedTuple):
-    """A throttle factor that a node began to apply, and the one before it; None before the first."""
+    """A throttle factor that a node began to apply, and the factor before it (None for the first)."""
 
     at_ms: int
     before: float | None
@@ -59,7 +59,7 @@ class JudgedPeriod(NamedTuple):
 
 
 class StaleLimit(NamedTuple):
-    """A span in which a limit that a node used was not in force; ``exact`` names the one that was."""
+    """A span in which a node used a limit that was not in force; ``exact`` names the limit in force."""
 
     node: str
     limit: float
@@ -168,7 +168,7 @@ def _most_used(uses: Sequence[LimitUse], applied: Mapping[str, Sequence[ValueSpa
 
 
 def _bases(limit: float, applied: Sequence[ValueSpan]) -> Iterator[float]:
-    """What a limit may be without a factor; the limits that factors apply to are whole numbers."""
+    """The limits that may give this one, with or without a factor; factors apply to whole numbers only."""
     yield limit
     for factor in {value for span in applied for value in span.values}:
         if factor and math.isfinite(limit / factor):
@@ -207,7 +207,7 @@ def _makes(limit: float, base: Value, factor: Value) -> bool:
 def _outside(
     right: Sequence[tuple[float, float]], first_ms: float, last_ms: float
 ) -> Iterator[tuple[float, float]]:
-    """The parts of a span, including its ends, that no other span covers.
+    """The parts of a span, with both ends, that no span of ``right`` covers.
 
     >>> list(_outside([(4, 6), (5, 7), (20, 30)], 1, 25)), list(_outside([(9, 8), (0, 9)], 1, 9))
     ([(1, 3), (8, 19)], [])

@@ -1,4 +1,4 @@
-"""Finds what the log lacks: batches, by their numbers; nodes; dropped rows; and unexplained charges."""
+"""Finds gaps in the log: batches, by their numbers; nodes; dropped rows; and unexplained charges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST: Final = 1
 
 SHOWN: Final = 20
 MOST: Final = 10**12
-"""The largest number of dropped rows that is believed of one log row."""
+"""The largest number of dropped rows that one log row may report."""
 
 
 class NodeGap(NamedTuple):
@@ -36,14 +36,14 @@ class NodeGap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogGaps:
-    """What is missing from the rows that were read.
+    """The gaps in the rows that were read.
 
     Attributes:
-        batches: numbers missing between those of the same node, or of batches that other nodes name.
-        rows: rows that nodes dropped, as they say.
-        beginning: the first batches of a node are not there; they may have been removed with their hours.
+        batches: batches missing between others of the same node, or named by other nodes.
+        rows: rows that nodes reported as dropped.
+        beginning: the first batches of a node are missing; they may have been removed with their hours.
         nodes: the nodes that lack most batches.
-        absent: nodes named by others of which there is no batch.
+        absent: nodes without any batch that other nodes name.
     """
 
     batches: int
@@ -59,7 +59,7 @@ class LogGaps:
 
 
 def gaps_in(rows: DataFrame, batches: DataFrame, all_rows: DataFrame | None = None) -> LogGaps:
-    """What is missing from rows.
+    """The gaps in rows.
 
     Args:
         batches: the ``summaries`` of their batches.
@@ -103,10 +103,10 @@ def named_by_others(batches: DataFrame) -> DataFrame:
 def number_gaps(
     numbers: DataFrame, elsewhere: DataFrame | None = None, named: DataFrame | None = None
 ) -> DataFrame:
-    """How many numbers each node lacks between its first and its last; ``begins`` is the first that exists.
+    """How many numbers each node lacks between its first and last; ``begins`` is the first existing number.
 
     Args:
-        elsewhere: numbers that exist too, but do not extend the span in which numbers are looked for.
+        elsewhere: further existing numbers, which do not extend the span from first to last.
         named: numbers that must exist, as other nodes name them.
     """
     wanted = numbers if named is None else numbers.unionByName(named)
@@ -126,7 +126,7 @@ def number_gaps(
 
 
 def dropped_rows(rows: DataFrame) -> int:
-    """How many rows nodes say they dropped; at least one for each row that says so."""
+    """The number of dropped rows that nodes report; at least one for each report."""
     logged = f.from_json("change.after", "rows long")["rows"]
     count = f.least(f.greatest(f.coalesce(logged, f.lit(1)), f.lit(1)), f.lit(MOST)).cast("double")
     total = rows.where(f.col("kind") == "dropped").agg(f.sum(count)).first()
@@ -134,10 +134,10 @@ def dropped_rows(rows: DataFrame) -> int:
 
 
 def untold(found: DataFrame, rows: DataFrame) -> DataFrame:
-    """The unlogged charges of buckets that have more of them than decisions without the store explain.
+    """The unlogged charges in buckets with more of them than decisions without the store explain.
 
     A decision without the store may have charged each of its buckets once, unless a row of kind ``late`` has
-    that charge. The result has a finding for each principal that saw such charges.
+    that charge. The result has a finding for each principal with such charges.
     """
     explains = f.when(f.col("kind") == "late", -1).otherwise(1)
     allowed = (
@@ -167,10 +167,10 @@ def untold(found: DataFrame, rows: DataFrame) -> DataFrame:
 def with_gaps(
     overall: DataFrame, gaps: LogGaps, faults: BatchFaults, twice: int, *, allow_missing: bool
 ) -> DataFrame:
-    """The row over all principals, with what is missing from the log, and the findings that follow.
+    """The row over all principals, with the gaps in the log, and the findings that follow.
 
     Args:
-        faults: what is wrong inside of batches.
+        faults: the faults of batches.
         twice: how many identities have two rows that differ.
     """
     counts = {

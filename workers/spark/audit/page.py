@@ -91,7 +91,7 @@ COUNTS: Final = (
     ("added_rows", "rows that their batch did not have"),
     ("told_twice", "identities with two different rows"),
 )
-"""The rows of the table of totals: column of `overall`, and what it counts."""
+"""The rows of the table of totals: a column of `overall`, and its meaning."""
 
 
 def html(report: Mapping[str, Any]) -> str:
@@ -140,7 +140,7 @@ def _verdict(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable[st
 
 
 def _batches(report: Mapping[str, Any]) -> Iterable[str]:
-    """What is wrong with nodes and batches as a whole."""
+    """The faults of nodes and of whole batches."""
     if report["absent"]:
         yield "<h2>Missing nodes</h2><p>Other nodes name batches of these, but the log has none: "
         yield f"{escape(', '.join(report['absent']))}.</p>"

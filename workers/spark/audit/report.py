@@ -30,7 +30,7 @@ from workers.spark.log import Period
 
 LARGEST: Final = 20
 IN_PAGE: Final = 200
-"""How many rows of a table the page shows; the Parquet files have all."""
+"""The most rows of a table that the page shows; the Parquet files have all."""
 SLICES: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
 """The possible lengths of a slice of time in a chart, in milliseconds."""
 IN_CHART: Final = 150
@@ -39,7 +39,7 @@ IN_CHART: Final = 150
 def audit(
     spark: SparkSession, arguments: argparse.Namespace, period: Period, folder: OutputFolder
 ) -> dict[str, Any]:
-    """Audit a period, and write the report's tables and its page; returns what the page shows."""
+    """Audit a period, and write the report's tables and its page; returns the page's values."""
     url, with_lead_in = arguments.log, period.with_lead_in(arguments.lead_in)
     all_copies = log.read_all(spark, url, with_lead_in)
     repeated = log.repeated_batches(all_copies)
@@ -132,7 +132,7 @@ def judged(everything: DataFrame, rows: DataFrame, rules: AuditRules, *, by_stor
 
 
 def _totals(everything: DataFrame, name: str, period: Period) -> dict[str, Any]:
-    """What there is to judge in a period, counted in one pass.
+    """The counts and times of a period, from one pass over the rows.
 
     Raises:
         JobUsageError: the log does not have every decision.
@@ -159,7 +159,7 @@ def _totals(everything: DataFrame, name: str, period: Period) -> dict[str, Any]:
         f.max("at_ms").alias("last_ms"),
     ).first()
     assert totals is not None
-    # A bucket that holds something shows that asks were admitted, although the log has none of them.
+    # A bucket with charges proves that asks were admitted, although the log has no admitted ask.
     leaves_out_admitted = totals["ever_held"] and not totals["ever_admitted"]
     if totals["apart"] or (totals["from_store"] and not totals["admitted"] and leaves_out_admitted):
         raise JobUsageError(
@@ -196,7 +196,7 @@ def _stale(
     """The verdicts by limits that were not in force, if there are any."""
     grace_ms = round(arguments.grace * 1000)
     around, first_ms, last_ms = everything, totals["first_ms"], totals["last_ms"]
-    if period.to_ms is not None:  # nodes may have followed a change just after the period within it
+    if period.to_ms is not None:  # a change logged after the period may be in force within it
         from_ms = period.with_lead_in(arguments.lead_in).from_ms
         around = log.read_all(spark, arguments.log, Period(from_ms, period.to_ms + grace_ms + 1))
         first_ms, last_ms = _first_and_last(around)

@@ -45,7 +45,7 @@ def factors(rows: DataFrame) -> Factors:
 
 
 def stale_uses(rows: DataFrame, changes: DataFrame, applied: Factors, times: JudgedPeriod) -> DataFrame:
-    """The limits that nodes used in verdicts of ``rows`` when they were not in force, and when that was.
+    """The limits that nodes used in verdicts of ``rows`` while they were not in force, with the times.
 
     Args:
         changes: rows that include the changes of quotas.
@@ -70,9 +70,9 @@ def stale_uses(rows: DataFrame, changes: DataFrame, applied: Factors, times: Jud
             found = []
             for row in batch.to_pylist():
                 uses = [LimitUse(**use) for use in row["uses"]]
-                its_changes = [LimitChange(**change) for change in row["changes"] or ()]
+                limit_changes = [LimitChange(**change) for change in row["changes"] or ()]
                 where = {"quota": row["quota"], "entity": row["entity"]}
-                stale = stale_limits(row["quota"], uses, its_changes, applied, times)
+                stale = stale_limits(row["quota"], uses, limit_changes, applied, times)
                 found += [where | each._asdict() for each in stale]
             yield pa.RecordBatch.from_pylist(found, STALE_USES)
 
@@ -119,8 +119,7 @@ def _number(column: Column) -> Column:
 def _verdicts(rows: DataFrame, *fields: str) -> DataFrame:
     """Some fields of each verdict that the store gave, with the node, principal, time and order of its row.
 
-    Late verdicts are left out: their limit is from when they were asked for, their time from when the store
-    decided.
+    Late verdicts are left out: their limit is from the time of the ask, their time from the store's answer.
     """
     of_row = ("node", "principal", "at_ms", "order")
     decided = from_store() & f.col("order").isNotNull() & ~f.col("replayed")

@@ -1,4 +1,4 @@
-"""The audit's tables, each made from others: from rows of the log, from findings, from principals."""
+"""The audit's tables, made from rows of the log, from findings, or from other tables."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def principals(asked: DataFrame, found: DataFrame) -> DataFrame:
 def named_before(found: DataFrame, rows: DataFrame) -> DataFrame:
     """The falsely seen ids that an ask without the store had named before.
 
-    That ask's call may have charged them. It is looked for within the life of a layer, which is longer than a
-    bucket shows charges.
+    That ask's call may have charged them. The search covers the life of a layer, which is longer
+    than the window of the charges.
     """
     lifetime_ms = f.array_max("verdicts.ttl_ms")
     named = rows.where(without_store() & charging_mode()).select(
@@ -92,7 +92,7 @@ def unlikely(found: DataFrame, explained: DataFrame, asks: int) -> DataFrame:
     """The asks with more falsely seen ids than chance explains, counted by principal, as findings.
 
     Args:
-        explained: cases that do not count, as another ask explains them.
+        explained: cases that another ask explains, and that do not count.
         asks: how many asks were decided.
     """
     is_unlikely = f.udf(findings.unlikely, BooleanType(), useArrow=False)
@@ -125,10 +125,10 @@ def overall(table: DataFrame) -> DataFrame:
 def judged(
     table: DataFrame, *, allow_lost: bool, allow_missing: bool, allow_clock: bool = False, lacks: bool = False
 ) -> DataFrame:
-    """The table with the findings of each row in ``not_held``; it is empty if all bounds held.
+    """The table with the findings of each row in ``not_held``, which is empty if all bounds held.
 
     Args:
-        lacks: rows are missing. They may have charged ids, which then seem to be new but were seen.
+        lacks: rows are missing. They may have charged ids that now look new.
     """
     excused = f.lit(allow_missing and lacks)
     is_improbable = f.udf(findings.improbable, BooleanType(), useArrow=False)
@@ -163,12 +163,12 @@ def cases(found: DataFrame) -> DataFrame:
 
 
 def relative_to_bound() -> Column:
-    """The ratio of a row as a part of its bound."""
+    """The ratio of a row, divided by its bound."""
     return f.when(f.col("bound") > 0, f.col("worst") / f.col("bound")).otherwise(f.col("worst"))
 
 
 def worst_ratio() -> tuple[Column, Column]:
-    """Among several ratios the one nearest to its bound, and that bound."""
+    """The ratio nearest to its bound, and that bound."""
     part = relative_to_bound()
     return f.max_by("worst", part).alias("worst"), f.max_by("bound", part).alias("bound")
 

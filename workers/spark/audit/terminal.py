@@ -1,4 +1,4 @@
-"""What an audit prints: the verdict, the principals for which it failed, and what was not checked."""
+"""The printed summary of an audit: the verdict, the failed principals, and the unchecked parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def summary(report: dict[str, Any], out: str, took_s: float) -> str:
 
 
 def _unchecked(report: dict[str, Any], total: dict[str, Any]) -> Iterator[str]:
-    """What was not checked, and why."""
+    """The unchecked parts, with reasons."""
     if report["older"]:
         yield (
             "  --older: this log has the first batch of every node. If the store was not in use before, "

@@ -1,7 +1,7 @@
-"""A sampled rate whose state does not follow from the log: what is known until it can be determined again.
+"""A sampled rate whose state does not follow from the log: partial knowledge until it is known again.
 
 The log may lack charges of the bucket. Its samples are known again once they have all expired, or once the
-charges in the log alone explain what the bucket shows.
+charges in the log alone explain the shown numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.domain.sampled_rate import Samples
 from workers.spark.buckets import BucketRow
 
 EQUAL: Final = 1e-9
-"""How far numbers may differ that went through the store as text and through Parquet."""
+"""The allowed difference of numbers: they went through the store as text and through Parquet."""
 
 
 class LoggedCharge(NamedTuple):
@@ -30,12 +30,12 @@ class LoggedCharge(NamedTuple):
 
 @dataclass(slots=True)
 class UncertainRate:
-    """What happened since the state was last known.
+    """The events since the state was last known.
 
     Attributes:
         unlogged_ms: when the bucket last showed a charge that the log does not have.
         tried_ms: when the logged charges were last tried as an explanation.
-        units, shown_ms: what the last row showed, and when.
+        units, shown_ms: the units that the last row showed, and its time.
     """
 
     unlogged_ms: int
@@ -45,7 +45,7 @@ class UncertainRate:
     shown_ms: int = 0
 
     def add(self, row: BucketRow) -> None:
-        """Take in a row."""
+        """Keep the charge or refund of a row; the units that its bucket shows replace the last ones."""
         if row.is_charged or row.mode == "refund":
             self.charges.append(LoggedCharge(row.at_ms, row.usage, row.mode == "refund"))
         while self.charges and row.at_ms - self.charges[0].at_ms > (row.samples + 2) * row.sample_ms:
@@ -54,7 +54,7 @@ class UncertainRate:
         self.units, self.shown_ms = shown.units if shown else None, row.at_ms
 
     def has_unlogged_charge(self, row: BucketRow) -> bool:
-        """Whether the bucket grew by more than this row's charge; expiring samples only make it smaller."""
+        """Whether the bucket grew by more than this row's charge; expiring samples only shrink it."""
         shown = observed_units(row)
         if shown is None or self.units is None or row.samples == 1 or row.at_ms < self.shown_ms:
             return False
@@ -69,7 +69,7 @@ class UncertainRate:
         return row.at_ms - last_ms >= sampled_rate.kept_samples(row.samples) * row.sample_ms
 
     def states(self, row: BucketRow) -> Iterator[Samples]:
-        """The states that the logged charges make, for each time at which the oldest sample may begin."""
+        """The states by the logged charges, one for each possible start of the oldest sample."""
         if row.at_ms - self.tried_ms < row.sample_ms:
             return
         self.tried_ms = row.at_ms
@@ -80,7 +80,7 @@ class UncertainRate:
 
 
 class ObservedUnits(NamedTuple):
-    """What a bucket showed in a row: how many units, over which window."""
+    """The units that a bucket showed in a row, and the window of the measurement."""
 
     units: float
     window_ms: int
@@ -89,8 +89,8 @@ class ObservedUnits(NamedTuple):
 def observed_units(row: BucketRow) -> ObservedUnits | None:
     """The units and the window that the bucket showed; None if they do not follow from the row.
 
-    ``observed`` is the units divided by the window; ``remaining`` is what the limit allows over the window,
-    less the units.
+    ``observed`` is the units divided by the window; ``remaining`` is the limit times the window, less the
+    units.
     """
     if row.observed is None or row.remaining is None:
         return None
@@ -102,14 +102,14 @@ def observed_units(row: BucketRow) -> ObservedUnits | None:
 
 
 def oldest_starts(row: BucketRow) -> Iterator[int]:
-    """When the oldest sample may begin, given the window that the bucket showed."""
+    """The possible starts of the oldest sample, given the window that the bucket showed."""
     if shown := observed_units(row):
         for missing in range(row.samples):
             yield row.at_ms - (shown.window_ms - missing * row.sample_ms)
 
 
 def guesses(state: Samples, surplus: float, now_ms: int, row: BucketRow) -> Iterator[Samples]:
-    """The state with one unlogged charge, made now or at the beginning of the window that is shown."""
+    """The state with one unlogged charge, made now or at a possible start of the oldest sample."""
     if surplus > EQUAL:
         for at_ms in (now_ms, *oldest_starts(row)):
             if not state or state[-1].last_ms <= at_ms <= now_ms:

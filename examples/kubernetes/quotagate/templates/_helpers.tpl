@@ -10,14 +10,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects the pods of a component: (dict "root" $ "component" "api"). Never changed, as selectors are immutable. */}}
+{{/* The labels that select the pods of a component: (dict "root" $ "component" "api"). Never changed, as selectors are immutable. */}}
 {{- define "quotagate.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* Without the version of the chart, so that a new one alone starts no pod anew. */}}
+{{/* Without the chart's version, so that a new chart version alone restarts no pod. */}}
 {{- define "quotagate.podLabels" -}}
 {{ include "quotagate.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if .Values.tls.secretName }}HTTPS{{ else }}HTTP{{ end -}}
 {{- end -}}
 
-{{/* What each pod has: no token, no root, and no variables of services. A service named `quotagate` would set
+{{/* The settings of each pod: no token, no root, and no variables of services. A service named `quotagate` would set
      QUOTAGATE_PORT to tcp://..., which is a setting of ours. */}}
 {{- define "quotagate.pod" -}}
 automountServiceAccountToken: false

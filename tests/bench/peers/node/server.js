@@ -1,6 +1,6 @@
 // A limiter as a Node team writes it: Node's own HTTP server, rate-limiter-flexible, and ioredis.
 //
-// One command each ask and limit; ioredis writes the commands of one turn of the loop together.
+// Each ask takes one command for each limit; ioredis writes the commands of one turn of the loop together.
 
 "use strict";
 

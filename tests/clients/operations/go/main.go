@@ -46,7 +46,7 @@ func check(operation string, err error) {
 	}
 }
 
-// ofQuotas sends back what was read, patches, and reads the history.
+// ofQuotas sends back the quotas that were read, patches, and reads the history.
 func ofQuotas(ctx context.Context, quotas *quotagate.QuotasAPIService) {
 	rate := quotagate.NewQuota(16_777_217.5)
 	rate.SetBurst(3e9)

@@ -13,7 +13,7 @@ func newFranz(to login, name string) (producer, error) {
 	client, err := kgo.NewClient(
 		kgo.SeedBrokers(to.bootstrap),
 		kgo.ClientID(name),
-		// By default it compresses, and then it sends less than a test says.
+		// By default franz-go compresses, and would send fewer bytes than a test says.
 		kgo.ProducerBatchCompression(kgo.NoCompression()),
 		kgo.SASL(plain.Auth{User: to.user, Pass: to.password}.AsMechanism()),
 	)

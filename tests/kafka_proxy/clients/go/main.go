@@ -8,8 +8,8 @@
 //	push NAME TOPIC BYTES RATE SECONDS   records at even intervals; then "pushed NAME COUNT"
 //
 // A record's value is "NAME:NUMBER", filled up with blanks. Each outcome is a line: "sent NAME" or
-// "error NAME WHY". A producer is made when it first sends, with the library's own defaults for
-// patience.
+// "error NAME WHY". A producer is made when it first sends, with the library's own timeouts and
+// retries.
 package main
 
 import (
@@ -24,11 +24,11 @@ import (
 
 // producer is one producer of a library.
 type producer interface {
-	// send hands a record over; done is called once, with what became of it.
+	// send hands a record over; done is called once, with the outcome.
 	send(topic string, value []byte, done func(error))
 }
 
-// login is where brokers are, and who asks them by SASL/PLAIN.
+// login has the addresses of brokers, and the user and password for SASL/PLAIN.
 type login struct{ bootstrap, user, password string }
 
 // libraries make a producer with this client id.
@@ -46,7 +46,7 @@ func say(words ...any) {
 	fmt.Println(words...)
 }
 
-// sender is a producer with its name and its commands, which it does one after the other.
+// sender is a producer with its name and its commands, which run one after the other.
 type sender struct {
 	name     string
 	producer producer

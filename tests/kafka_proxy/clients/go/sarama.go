@@ -11,7 +11,7 @@ func newSarama(to login, name string) (producer, error) {
 	config.Net.SASL.User = to.user
 	config.Net.SASL.Password = to.password
 	config.Producer.Idempotent = true
-	// What sarama demands of an idempotent producer.
+	// sarama demands these settings of an idempotent producer.
 	config.Net.MaxOpenRequests = 1
 	config.Producer.RequiredAcks = sarama.WaitForAll
 	config.Producer.Return.Successes = true

@@ -30,8 +30,8 @@ class Sender {
       logLevel: kafkajs.logLevel.ERROR,
       logCreator: () => ({ log }) => console.error(JSON.stringify(log)),
     })
-    // What kafkajs demands of an idempotent producer. It would then try again without end; who names a number
-    // takes the library's own, 5.
+    // kafkajs demands this of an idempotent producer, which then retries without end by default. 5 is the
+    // library's usual number of retries.
     this.#producer = kafka.producer({
       createPartitioner: kafkajs.Partitioners.DefaultPartitioner,
       ...(idempotent ? { idempotent, maxInFlightRequests: 1, retry: { retries: 5 } } : {}),
@@ -39,7 +39,7 @@ class Sender {
     this.#connected = this.#producer.connect()
   }
 
-  // Commands of one producer are done one after the other.
+  // Commands of one producer run one after the other.
   run(words) {
     this.#last = this.#last.then(() => this.#run(words))
   }
@@ -57,7 +57,7 @@ class Sender {
       say('pushed', name, this.count - before)
       return
     }
-    // A call of send is one request, so what became due during the last one goes together, up to a bound.
+    // A call of send is one request: records that became due during the last one go together, up to a bound.
     const began = Date.now()
     const before = this.count
     for (let elapsed = 0; elapsed < seconds * 1000; elapsed = Date.now() - began) {

@@ -1,4 +1,4 @@
-"""What the tries of an ask leave in its answer, where the order of a batch makes it be decided once more."""
+"""The tries of an ask in its answer, if the order of a batch has the ask decided once more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from app.admission.cluster.gatherer import Running
+from app.admission.cluster.gatherer import AskInProgress
 from app.admission.cluster.several_slots import Phase
 from app.domain.quota import Quota
 from app.store.encoding import UNKNOWN_RESULT
@@ -24,13 +24,13 @@ def plan_of(**more: Any) -> Plan:
     return Plan("admit", (charge_to("user=u", quota, key=KEY),))
 
 
-def tried(running: Running, answer: Answer) -> Running:
+def tried(running: AskInProgress, answer: Answer) -> AskInProgress:
     running.begin(Phase.LOOK)
-    running.came([answer])
+    running.receive([answer])
     return running
 
 
-def answer_of(running: Running) -> Answer:
+def answer_of(running: AskInProgress) -> Answer:
     assert running.answer is not None
     return running.answer
 
@@ -40,7 +40,7 @@ def undone(order: int) -> Undone:
 
 
 def test_answer_keeps_what_each_try_found_and_all_that_was_undone() -> None:
-    first = tried(Running(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1, undone=(undone(1),)))
+    first = tried(AskInProgress(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1, undone=(undone(1),)))
     second = tried(first.again(), Answer((REFUSED,), order=2, undone=(undone(2),)))
     third = tried(second.again(), Answer((UNKNOWN_RESULT,), order=3))
     answer = answer_of(third)
@@ -51,22 +51,22 @@ def test_answer_keeps_what_each_try_found_and_all_that_was_undone() -> None:
 
 
 def test_try_that_finds_the_answer_of_a_twin_keeps_what_it_wrote_itself() -> None:
-    first = tried(Running(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1))
+    first = tried(AskInProgress(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1))
     written = Answer((UNKNOWN_RESULT,), order=2)
     second = tried(first.again(), Answer((UNKNOWN_RESULT,), kept=b"it", order=3, earlier=written))
     assert [each.order for each in answer_of(second).tries] == [3, 2, 1]
 
 
 def test_answer_in_brief_keeps_what_an_earlier_try_found() -> None:
-    """As a clock that was corrected, which is to be counted and logged."""
-    first = tried(Running(0, plan_of(), [SLOT]), sent(Answer((result(clock=1),))))
+    """Such as a corrected clock, which is counted and logged."""
+    first = tried(AskInProgress(0, plan_of(), [SLOT]), sent(Answer((result(clock=1),))))
     answer = answer_of(tried(first.again(), sent(Answer((result(),)), brief=True)))
     assert answer.admits
     assert [each.results[0].correction for each in answer.tries] == [0, 1]
 
 
 def test_try_that_ends_with_an_error_leaves_the_answer_before_it() -> None:
-    first = tried(Running(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1))
+    first = tried(AskInProgress(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1))
     second = tried(first.again(), Answer((), error=StoreError("response", "wrong type")))
     assert answer_of(second) == answer_of(first)
 
@@ -82,4 +82,4 @@ def test_try_that_ends_with_an_error_leaves_the_answer_before_it() -> None:
 )
 def test_these_are_no_refusals(plan: Plan, outcome: Any) -> None:
     result = structs.replace(UNKNOWN_RESULT, outcome=outcome)
-    assert tried(Running(0, plan, [SLOT]), Answer((result,))).is_refused is False
+    assert tried(AskInProgress(0, plan, [SLOT]), Answer((result,))).is_refused is False

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from app.admission.cluster import several_slots
-from app.admission.cluster.several_slots import REFUSING, Came, Phase, SlotPlan, decide, groups_in
+from app.admission.cluster.several_slots import REFUSING, Phase, SlotPlan, SlotResult, decide, groups_in
 from app.admission.errors import OverloadedError
 from app.domain.quota import Quota
 from app.domain.slots import slot_of
@@ -37,7 +37,7 @@ class Slots:
     """Stores that count, each atomically, and that may lose a part before or after it is done.
 
     Attributes:
-        used: by key of a bucket.
+        used: the charged units, by key of a bucket.
     """
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class Slots:
         self.away: set[int] = set()
         self.orphans: Counter[bytes] = Counter()
         self.holds: dict[bytes, dict[bytes, float]] = {}
-        """By key of a bucket and name of a lease."""
+        """The held units, by key of a bucket and name of a lease."""
 
-    def answer(self, part: SlotPlan) -> Came:
+    def answer(self, part: SlotPlan) -> SlotResult:
         """Decide a part as the script does."""
         plan = part.plan
         if part.slot in self.away:
@@ -76,11 +76,11 @@ class Slots:
         return answer
 
     def held(self, key: bytes) -> float:
-        """What a bucket holds for all leases."""
+        """The units that a bucket holds for all leases."""
         return sum(self.holds.get(key, {}).values())
 
     def _leased(self, plan: Plan, lease: bytes) -> Answer:
-        """Look, hold or settle; a bucket grants half of what is free, as to two holders."""
+        """Look, hold or settle; a bucket grants half of its free units, as if there were two holders."""
         if plan.mode == "settle":
             for charge in plan.charges:
                 if self.holds.get(charge.key, {}).pop(lease, None) is not None:
@@ -95,8 +95,8 @@ class Slots:
         least = min(grants.values())
         for charge in plan.charges:
             if plan.mode == "hold" and not refused:
-                its = self.holds.setdefault(charge.key, {})
-                its[lease] = its.get(lease, 0) + least
+                by_lease = self.holds.setdefault(charge.key, {})
+                by_lease[lease] = by_lease.get(lease, 0) + least
         return Answer(
             tuple(
                 structs.replace(
@@ -131,7 +131,7 @@ class Asking:
         self.error: Exception | None = None
         self.wants = self._next(None)
 
-    def _next(self, came: list[Came] | None) -> list[SlotPlan]:
+    def _next(self, came: list[SlotResult] | None) -> list[SlotPlan]:
         try:
             phase, parts = next(self.steps) if came is None else self.steps.send(came)
         except StopIteration as ended:
@@ -143,7 +143,7 @@ class Asking:
         self.phases.append(phase)
         return parts
 
-    def step(self, came: list[Came]) -> None:
+    def step(self, came: list[SlotResult]) -> None:
         self.wants = self._next(came)
 
     @property
@@ -272,7 +272,7 @@ def test_any_interleaving_admits_no_more_than_the_limits(seed: int) -> None:
     waiting: list[Asking] = []
     finished: list[Asking] = []
     lost = Counter[bytes]()
-    """What a lost part may have charged, or an undo that was lost may have left."""
+    """The units that a lost part may have charged, or that a lost undo may have left."""
     while plans or waiting:
         if plans and (not waiting or chance.random() < 0.3):
             waiting.append(Asking(plans.pop()))
@@ -293,7 +293,7 @@ def _random_plan(chance: random.Random, number: int) -> Plan:
     return plan_for(*buckets, mode=chance.choice(("admit", "admit", "admit", "peek")))
 
 
-def _came(slots: Slots, part: SlotPlan, chance: random.Random, lost: Counter[bytes]) -> Came:
+def _came(slots: Slots, part: SlotPlan, chance: random.Random, lost: Counter[bytes]) -> SlotResult:
     fate = chance.random()
     if fate < 0.03:
         return AWAY if chance.random() < 0.7 else OverloadedError("age")
@@ -345,7 +345,7 @@ def lease_for(*buckets: str, wish: float = 12, name: bytes = b"l" * 16) -> Plan:
 
 
 def granted(asking: Asking) -> float:
-    """What an ask for a lease was granted in each bucket; 0 if it was refused."""
+    """The units that an ask for a lease was granted in each bucket; 0 if it was refused."""
     answer = asking.answer
     if answer is None or answer.failure is not None or not asking.is_admitted:
         return 0
@@ -427,10 +427,10 @@ def test_lease_with_a_lost_slot_is_decided_by_policy_and_holds_nothing() -> None
 
 
 def race_leases(seed: int) -> None:
-    """Interleave leases, settlements and asks at random, and lose parts; check what is held and used.
+    """Interleave leases, settlements and asks at random, and lose parts; check the held and used units.
 
     Raises:
-        AssertionError: more is used than the limit, or something else is held than was granted.
+        AssertionError: more is used than the limit, or the held units differ from the granted ones.
     """
     chance = random.Random(seed)
     slots = Slots()

@@ -13,7 +13,7 @@ from app.admission.gathering import circuit
 from app.admission.gathering.circuit import SETTLED_S, Circuit
 from app.admission.metrics.metrics import Metrics
 from app.store.encoding import answers_of
-from app.store.port import NONE_KNOWN, Answer, Came, Fault, Plan, ShortageError, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Fault, Plan, ShortageError, StoreError
 from tests.waiting import until
 
 PLAN = Plan("admit", ())
@@ -41,7 +41,7 @@ class Store:
     def give_up(self, error: StoreError) -> None:
         self.given_up.append(error.reason)
 
-    def ask(self, plans: Sequence[Any], done: Came) -> None:
+    def ask(self, plans: Sequence[Any], done: AnswersCallback) -> None:
         self.calls += 1
         self._fail()
         asyncio.get_running_loop().call_soon(done, self.call_error or [Answer(()) for _ in plans])
@@ -96,7 +96,7 @@ async def test_shortage_closes_an_open_circuit_since_nothing_is_known_of_the_sto
 
 
 class RecordedMetrics(Metrics):
-    """Remembers what it was asked to count."""
+    """Keeps the observed calls, failures and states."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,11 +208,11 @@ async def test_failed_call_opens_circuit_and_successful_examination_closes_it(wa
 async def test_circuit_passes_removal_of_buckets_only_while_closed(watched: Watched):
     await watched.circuit.forget([b"one", b"two"])
     watched.store.error = StoreError("connection")
-    for key in (b"three", b"four"):  # the first failure opens it
+    for key in (b"three", b"four"):  # the first failure opens the circuit
         with pytest.raises(StoreError, match="connection"):
             await watched.circuit.forget([key])
     assert watched.store.forgotten == [b"one", b"two", b"three"]
-    assert watched.metrics.calls == []  # which are of asks
+    assert watched.metrics.calls == []  # only calls for asks count
 
 
 async def test_open_circuit_makes_no_call(watched: Watched):

@@ -1,4 +1,4 @@
-"""Fair turns: nobody who waits is starved."""
+"""Fair turns: no waiting caller is starved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from app.admission.gathering.fair_turns import FairTurns
 
 
 def test_waiting_caller_is_not_starved_by_newcomers():
-    """Each newcomer has one waiting item, and comes again as soon as that was served."""
+    """Each newcomer has one waiting item, and comes again as soon as the item was served."""
     turns: FairTurns[list[int]] = FairTurns(list)
     turns.of("waits").extend(range(10))
     for n in range(8):

@@ -1,4 +1,4 @@
-"""Asks that are in flight together: what shares a call, in which order, and what a silent store costs."""
+"""Asks in flight: which asks share a call, in which order, and how long callers wait for a silent store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from app.admission.gathering.patience import BUSY_PATIENCE_S, Moment
 from app.admission.gathering.queue import DoneCallback, Group
 from app.domain.ask import Mode
 from app.domain.caller import Caller
-from app.store.port import NONE_KNOWN, Answer, Came, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Plan, StoreError
 from tests.unit.admission.fakes import IDS, charge_to
 from tests.waiting import until
 
 
 def plan(name: str, ids: int = 1, mode: Mode = "admit") -> Plan:
-    """A plan with so many ids, recognised by its context."""
+    """A plan with this many ids, recognised by its context."""
     charge = charge_to("user=a", IDS, usage=ids, spreads=b"\0" * 32 * ids)
     return Plan(mode, (charge,), context=name.encode())
 
@@ -49,7 +49,7 @@ class SlowStore:
         self.called_at = 0.0
         self.looks = 0
 
-    def ask(self, plans: Sequence[Plan], done: Came) -> None:
+    def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         self.calls.append([p.context.decode() for p in plans])
         loop = asyncio.get_running_loop()
         gate: asyncio.Future[None] = loop.create_future()

@@ -1,4 +1,4 @@
-"""The queue: what a turn of a caller's principal weighs."""
+"""The queue: the weight of a turn of a caller's principal."""
 
 from __future__ import annotations
 

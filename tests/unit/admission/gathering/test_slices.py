@@ -1,4 +1,4 @@
-"""Long work on the event loop: how much a turn of the loop does, and whose work is next."""
+"""Long work on the event loop: the work of one turn of the loop, and the order of callers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_long_steps_count_by_their_time(time: Time) -> None:
         slices.run("short", time.work("short", 200)),
     )
     last_short = len(time.did) - time.did[::-1].index("short")
-    assert time.did[:last_short].count("long") <= 5  # which take as long as 500 of the short ones
+    assert time.did[:last_short].count("long") <= 5  # as long as 500 short steps
 
 
 async def test_short_work_of_several_callers_is_done_in_the_same_turn_of_the_loop(time: Time) -> None:

@@ -1,4 +1,4 @@
-"""When a node reads the store's marks, and how it writes back what it knows."""
+"""When a node reads the store's marks, and how it renews the ids that it knows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESET = Answer((result("reject"),), at_ms=11_000)
 
 
 class Marked:
-    """A store with marks, which answers renewals one call after the other; then every one is written."""
+    """A store with marks. It gives its answers to renewals in order, and then accepts every renewal."""
 
     def __init__(self, *answers: Answer | OverloadedError) -> None:
         self.answers = list(answers)
@@ -77,7 +77,7 @@ async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str 
     node = node_at(store, monkeypatch)
     await node._look()
     for user in users:
-        planned = planned_of(user, ids, node.edition)
+        planned = planned_of(user, ids, node.generation)
         node.learn(planned, structs.replace(WRITTEN, at_ms=10_000))
     store.now_s = 1.0
     for user in users:
@@ -86,9 +86,9 @@ async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str 
     return node
 
 
-def planned_of(user: str, ids: int, edition: int = 0) -> PlannedAsk:
+def planned_of(user: str, ids: int, generation: int = 0) -> PlannedAsk:
     ask = Ask({}, tuple(range(ids)), user)
-    return PlannedAsk(ask, charges_for(ask, IDS), None, edition=edition)
+    return PlannedAsk(ask, charges_for(ask, IDS), None, generation=generation)
 
 
 async def test_marks_are_read_every_250_ms_whatever_one_reading_ends_in(monkeypatch: pytest.MonkeyPatch):
@@ -197,10 +197,10 @@ async def test_node_learns_nothing_from_asks_under_the_callers_clock_or_before_a
     store = Marked()
     node = await knowing(store, monkeypatch, users="")
     ask = Ask({}, (1,), "a", at_ms=10_000)
-    node.learn(PlannedAsk(ask, charges_for(ask, IDS), None, edition=node.edition), WRITTEN)
-    before = planned_of("a", 1, node.edition)
+    node.learn(PlannedAsk(ask, charges_for(ask, IDS), None, generation=node.generation), WRITTEN)
+    before = planned_of("a", 1, node.generation)
     node.reset([before.charges[0].key])
     node.learn(before, WRITTEN)
     assert node._known.ids == 0
-    node.learn(planned_of("a", 1, node.edition), WRITTEN)
+    node.learn(planned_of("a", 1, node.generation), WRITTEN)
     assert node._known.ids == 1

@@ -1,4 +1,4 @@
-"""Which producer ids a node knows, until when, and what it renews."""
+"""Which producer ids a node knows, until when, and which ids it renews."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLOSES = BEGAN + INTERVAL
 
 
 def knowing(*ids: int | str, closes_ms: int = CLOSES) -> KnownIds:
-    """A node that has looked once, and knows that alice's open layer holds these ids."""
+    """A node that has read the marks once, and knows that alice's open layer holds these ids."""
     known = KnownIds()
     known.look(b"born", 0)
     learn(known, *ids, closes_ms=closes_ms)
@@ -55,7 +55,7 @@ def due(known: KnownIds, most: int = 100, at: int = BEGAN) -> list[Renewal]:
 
 
 def renewals(known: KnownIds, most: int = 100, at: int = BEGAN) -> list[tuple[tuple[int | str, ...], int]]:
-    """All renewals that wait, of which the store writes each: their ids, and the reset that they name."""
+    """All waiting renewals, each accepted by the store: their ids, and the resets that they name."""
     taken = []
     while found := due(known, most, at):
         for renewal in found:
@@ -73,7 +73,7 @@ def answer(
 
 
 def confirm(known: KnownIds, at: int = BEGAN) -> None:
-    """Let the store say that no bucket was reset, and renew what waits."""
+    """Let the store accept all waiting renewals, which confirms that no bucket was reset."""
     renewals(known, at=at)
 
 
@@ -180,18 +180,18 @@ def replace_quota(**changes: object) -> AppliedQuota:
 
 def test_own_reset_forgets_and_teaches_nothing_from_before():
     known = knowing(1)
-    edition = known.edition
+    generation = known.generation
     known.reset([KEY])
     assert not answers(known, 1)
-    assert known.edition != edition
+    assert known.generation != generation
 
 
 def test_reset_elsewhere_has_the_bucket_confirmed():
     known = knowing(1)
     known.look(b"born", 7)
     assert not answers(known, 1)
-    learn(known, 2)  # what is learned before it is confirmed is not kept
-    assert due(known) == [Renewal(KEY, ALICE, "alice", 0, (), known.edition)]
+    learn(known, 2)  # an id learned before the bucket is confirmed is not kept
+    assert due(known) == [Renewal(KEY, ALICE, "alice", 0, (), known.generation)]
     confirm(known)
     assert answers(known, 1)
     assert not answers(known, 2)
@@ -215,7 +215,7 @@ def test_answer_from_before_another_reset_confirms_nothing():
     known.look(b"born", 8)
     answer(known, renewal)
     assert not answers(known, 1)
-    assert due(known) == [renewal._replace(edition=known.edition)]
+    assert due(known) == [renewal._replace(generation=known.generation)]
 
 
 def test_renewal_that_the_store_could_not_decide_confirms_nothing_and_is_not_repeated():
@@ -232,9 +232,9 @@ def test_renewal_that_the_store_could_not_decide_confirms_nothing_and_is_not_rep
 
 def test_loss_keeps_the_answers_and_renews_everything():
     known = knowing(1, 2, 3)
-    edition = known.edition
+    generation = known.generation
     known.look(b"born again", 0)
-    assert known.edition != edition
+    assert known.generation != generation
     assert answers(known, 1, 2)
     assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
     assert answers(known, 1, 2, 3)
@@ -245,7 +245,7 @@ def test_loss_while_a_renewal_is_on_its_way_renews_that_again():
     answers(known, 1, at=CLOSES)
     (renewal,) = due(known)
     known.look(b"born again", 0)
-    answer(known, renewal, at=CLOSES)  # it was written to the state that is lost
+    answer(known, renewal, at=CLOSES)  # the renewal was written to the lost state
     assert renewals(known) == [((1,), 0)]
 
 
@@ -374,7 +374,7 @@ def test_restored_bucket_is_like_any_other():
     known = knowing(1)
     known.look(b"born again", 5)
     (renewal,) = due(known)
-    assert renewal.resets == 0  # a number of after the loss is newer than all that is known
+    assert renewal.resets == 0  # any reset after the loss has a larger number
     answer(known, renewal)
     assert answers(known, 1)
     known.look(b"born again", 6)
@@ -454,16 +454,16 @@ def test_memory_is_bounded(steps: list[tuple[int, int, int]]):
                 answer(known, renewal, at=now, open_ms=INTERVAL * (then > 1))
         assert known.bytes <= most + BUCKET_BYTES
         assert known.bytes == sum(bucket.bytes for bucket in known._buckets.values())
-        assert known.ids == sum(len(its.ids) + len(its.due) for its in known._buckets.values())
-        assert {key for key, its in known._buckets.items() if its.due} <= set(known.due)
+        assert known.ids == sum(len(bucket.ids) + len(bucket.due) for bucket in known._buckets.values())
+        assert {key for key, bucket in known._buckets.items() if bucket.due} <= set(known.due)
         assert known.due.keys() <= known._buckets.keys()
         for bucket in known._buckets.values():
             assert_counted(bucket, most // 4)
 
 
 def assert_counted(bucket: KnownBucket, most: int) -> None:
-    """The running totals of a bucket are what adding up gives."""
-    held = [size_of(each) for its in (bucket.ids, bucket.due) for each in its]
+    """Check the running totals of a bucket against sums over its ids."""
+    held = [size_of(each) for ids in (bucket.ids, bucket.due) for each in ids]
     assert len(held) == len(bucket.ids | bucket.due)
     assert 0 < bucket.bytes - sum(held) - BUCKET_BYTES < 500
     assert not held or bucket.bytes <= most
@@ -471,7 +471,7 @@ def assert_counted(bucket: KnownBucket, most: int) -> None:
 
 
 def full(ids: int) -> KnownIds:
-    """A node that knows as many ids of alice as there is room for, all of the open layer."""
+    """A node that knows as many ids of alice as there is room for, all in the open layer."""
     known = KnownIds(4 * (BUCKET_BYTES + 400 + ids * ID_BYTES))
     known.look(b"born", 0)
     for n in range(2 * ids):
@@ -609,8 +609,8 @@ def test_clock_that_is_set_back_by_a_second_is_noticed_whatever_the_way_took():
 def test_everything_is_forgotten_at_once():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    edition = known.edition
+    generation = known.generation
     known.forget_all()
     assert not answers(known, 1)
     assert (known.ids, known.bytes, known.due) == (0, 0, {})
-    assert known.edition != edition
+    assert known.generation != generation

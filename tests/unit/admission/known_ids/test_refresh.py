@@ -1,4 +1,4 @@
-"""Refreshing the ids of asks that were refused without the store: what the store is asked."""
+"""Refreshing the ids of asks that were refused without the store: the plans sent to the store."""
 
 from __future__ import annotations
 

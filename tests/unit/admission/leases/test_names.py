@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from app.admission.leases.names import LeaseName, Names, seal, unseal
 from app.domain.ask import AMOUNTS, COUNTS
-from app.http.leases_schema import paths
+from app.http.openapi.leases import paths
 
 SECRET = b"secret"
 ALICE: Names = ("alice", None, None, None, None)

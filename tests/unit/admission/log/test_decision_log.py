@@ -1,4 +1,4 @@
-"""The node's side of the decision log: what is recorded, what is sent, and what is counted as lost."""
+"""The node's side of the decision log: recorded rows, sent batches, and rows counted as lost."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def answer(id_outcomes: bytes = FATES, kept: bytes | None = None) -> Answer:
     return sent(Answer((result(clock=1),) * 2, kept, None, 4_000, 1_280, id_outcomes))
 
 
-def planned_of(ask: Ask, decision: Decision, its: list[Charge] | None = None) -> PlannedAsk:
-    its = charges(ask) if its is None else its
-    return PlannedAsk(ask, its, plan_of(ask, its, SECRET), decision=decision)
+def planned_of(ask: Ask, decision: Decision, ask_charges: list[Charge] | None = None) -> PlannedAsk:
+    ask_charges = charges(ask) if ask_charges is None else ask_charges
+    return PlannedAsk(ask, ask_charges, plan_of(ask, ask_charges, SECRET), decision=decision)
 
 
 def admitted(applied: int = 2, source: Any = "store") -> Decision:
@@ -114,12 +114,14 @@ def take(
 
 
 def admit(log: DecisionLog, ask: Ask, times: int = 1) -> None:
-    """Have an ask admitted, as ``Admission`` logs it: without verdicts, but for what the store answered."""
-    its = charges(ask)
-    briefly = sent(Answer((result(),) * len(its), None, None, 4_000, 1_280), brief=not ask.producer_ids)
-    planned = planned_of(ask, admitted(len(its), "store" if its else "local"), its)
+    """Log an admitted ask as ``Admission`` does: without verdicts, but with the store's answer if any."""
+    ask_charges = charges(ask)
+    briefly = sent(
+        Answer((result(),) * len(ask_charges), None, None, 4_000, 1_280), brief=not ask.producer_ids
+    )
+    planned = planned_of(ask, admitted(len(ask_charges), "store" if ask_charges else "local"), ask_charges)
     for _ in range(times):
-        log.decided(planned, briefly if its else None, (), None)
+        log.decided(planned, briefly if ask_charges else None, (), None)
 
 
 def change(log: DecisionLog, value: object = 1) -> None:

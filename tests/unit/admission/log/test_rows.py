@@ -1,4 +1,4 @@
-"""Rows of the decision log: what the writer makes of them is what was asked, answered and decided."""
+"""Rows of the decision log: the writer's rows equal the asks, the answers and the decisions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from msgspec import msgpack, structs
 
 from app.admission.answers import decided, held, verdicts_of, without_call, without_store
+from app.admission.atomic_asks import AtomicAsks
 from app.admission.compiled import MANNERS, compiled_again, manner_of
 from app.admission.log.rows import ChangeEntry, DecisionEntry, IdsEntry, LogPage
 from app.admission.plan import Knowledge, PlannedAsk, plan_of, scaled, with_spreads
-from app.admission.together import JointAsks
 from app.decision_log.batch import CHARGED, REFRESHED, SEEN, VERSION, Batch, LoggedLimit, Row
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict
@@ -57,7 +57,7 @@ def page(*entries: Any, plain_ids: bool = False) -> LogPage:
 
 
 def batch_of(*entries: Any, plain_ids: bool = False) -> Batch:
-    """What the writer makes of these entries."""
+    """The batch that the writer decodes from these entries."""
     return decode(page(*entries, plain_ids=plain_ids).batch("n", 7, 5_000))
 
 
@@ -67,14 +67,14 @@ def answer_of(*results: ChargeResult, brief: bool = False, **more: Any) -> Answe
 
 
 def differing(results: dict[int, ChargeResult], of: int = 4) -> tuple[ChargeResult, ...]:
-    """Results of which all admit but these, by their places."""
+    """Results that all admit, except for these, by their places."""
     return tuple(results.get(at, result(observed=at, remaining=at + 0.5)) for at in range(of))
 
 
 def logged(
     planned: PlannedAsk, answer: Answer | None, *, sequential: bool = False, failure: str | None = None
 ) -> tuple[Batch, Row, Decision]:
-    """What the writer makes of a decision as ``Admission`` makes it."""
+    """A decision made as by ``Admission``, with the batch and the row that the writer decodes from it."""
     verdicts: Sequence[Verdict]
     if planned.is_held and (answer is None or answer.kept is None):
         decision, verdicts = held(planned.ask, planned.charges, 700, away=False)
@@ -111,7 +111,7 @@ def shown(batch: Batch, row: Row) -> list[tuple[object, ...]]:
 
 
 def said(verdicts: Sequence[Verdict]) -> list[tuple[object, ...]]:
-    """The same of the verdicts of a decision."""
+    """The verdicts of a decision, in the same form."""
     return [
         (
             *(each.quota, each.entity, each.bucket, each.limit, each.enforcement, each.shadow),
@@ -199,7 +199,7 @@ def test_limits_are_those_in_force_after_the_throttle_factor() -> None:
     assert batch.quotas[row.verdicts[0].quota].limit == 50
 
 
-# Of the node's own knowledge, and without the store
+# Known ids, and decisions without the store
 
 
 def test_row_says_what_the_node_answered_for_alone_and_by_what() -> None:
@@ -268,7 +268,7 @@ def test_ask_that_no_quota_limits_has_no_verdicts() -> None:
 
 @pytest.mark.parametrize("answer", [None, answer_of()])
 def test_held_ask_has_the_verdicts_that_need_no_counter(answer: Answer | None) -> None:
-    """With an id the store was asked for a kept answer, and had none."""
+    """With an answer, the ask has an ``id``: the store was asked for a kept answer, and had none."""
     planned = PlannedAsk(ASK, charges_for(ASK, *ALL), None, True)
     batch, row, _ = logged(planned, answer)
     assert (row.decision, row.source) == ("throttle", "local")
@@ -288,7 +288,7 @@ def test_kept_answer_is_no_new_decision() -> None:
         assert (row.at_ms, row.order) == (4_000, 1_280)
 
 
-# Clusters, leases and joint asks
+# Clusters, leases and atomic asks
 
 
 def test_clock_that_any_try_corrected_counts() -> None:
@@ -333,8 +333,8 @@ def test_lease_has_its_name_and_how_long_it_lasts() -> None:
 
 def test_parts_of_a_joint_ask_have_the_charges_that_belong_to_them() -> None:
     asks = [replace(UNITS, deny=True), replace(UNITS, deny=True, usage={"requests": 2})]
-    joint = JointAsks(asks, [charges_for(each, RATE, TOKENS) for each in asks], [False, False])
-    parts = joint.decided(answer_of(result(observed=2), result("throttle", throttle_ms=5))).parts
+    atomic = AtomicAsks(asks, [charges_for(each, RATE, TOKENS) for each in asks], [False, False])
+    parts = atomic.decided(answer_of(result(observed=2), result("throttle", throttle_ms=5))).parts
     batch = batch_of(*(DecisionEntry("decision", 4_000, *part, None) for part in parts))
     first, second = batch.rows
     assert (first.decision, first.mode, [each.outcome for each in first.verdicts]) == (
@@ -349,9 +349,9 @@ def test_parts_of_a_joint_ask_have_the_charges_that_belong_to_them() -> None:
 
 def test_part_of_a_joint_ask_by_policy_is_a_row() -> None:
     asks = [replace(UNITS, deny=True)]
-    joint = JointAsks(asks, [charges_for(asks[0], RATE, BYTES)], [False])
-    for together in (joint.without_store(), joint.decided(answer_of(ADMITS, result(reason="store_full")))):
-        (part,) = together.parts
+    atomic = AtomicAsks(asks, [charges_for(asks[0], RATE, BYTES)], [False])
+    for outcome in (atomic.without_store(), atomic.decided(answer_of(ADMITS, result(reason="store_full")))):
+        (part,) = outcome.parts
         (row,) = batch_of(DecisionEntry("decision", 4_000, *part, "store_full")).rows
         assert [each.outcome for each in row.verdicts] == ["admit", "throttle"]
         assert row.source == "fallback"
@@ -417,8 +417,8 @@ def test_page_has_a_quota_once_whoever_asks() -> None:
     entries = []
     for n in range(100):
         ask = replace(UNITS, principal=f"p{n}")
-        its = [structs.replace(charge, bucket=f"user=p{n}", owner=f"user=p{n}") for charge in charges]
-        planned = PlannedAsk(ask, its, None, decision=Decision("admit", 0, True, 1, "store", None))
+        own_charges = [structs.replace(charge, bucket=f"user=p{n}", owner=f"user=p{n}") for charge in charges]
+        planned = PlannedAsk(ask, own_charges, None, decision=Decision("admit", 0, True, 1, "store", None))
         entries.append(DecisionEntry("decision", 4_000, planned, answer_of(ADMITS, brief=True), (), None))
     packed = page(*entries).batch("n", 1, 0)
     assert len(msgpack.decode(packed)[4]) == 1
@@ -465,7 +465,7 @@ def test_size_of_a_page_is_that_of_its_batch(which: str, plain_ids: bool) -> Non
 
 @pytest.mark.parametrize("which", [*ASKS, "callers"])
 def test_writer_makes_of_a_batch_at_most_some_times_its_bytes(which: str) -> None:
-    """Most of an ask that many quotas admit briefly: each bucket gets all columns of its quota."""
+    """The factor is largest for asks that many quotas admit briefly: each bucket gets its quota's columns."""
     made = page()
     for n in range(100):
         if which == "callers":

@@ -1,4 +1,4 @@
-"""What a process counts: how many names a gauge keeps."""
+"""The counts of a process: how many names a gauge keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics: what is counted, and what Prometheus sees of it, with one process and with several."""
+"""The metrics: the counts, and their exposition to Prometheus, with one process and with several."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Clock:
 
 
 Judged = tuple[Charge, ChargeResult]
-"""A charge, and what the store says of it."""
+"""A charge, and its result in the store's answer."""
 
 
 def judged(
@@ -67,7 +67,7 @@ def judged(
 
 
 def count(metrics: Metrics, *all_judged: Judged, ask: Ask = ASK, **answered: Any) -> None:
-    """Count the decision on an ask that was answered so."""
+    """Count the decision on an ask with these results."""
     charges = tuple(charge for charge, _ in all_judged)
     plan = Plan(ask.mode, charges) if charges else None
     answer = sent(Answer(tuple(result for _, result in all_judged)))
@@ -78,7 +78,7 @@ def count(metrics: Metrics, *all_judged: Judged, ask: Ask = ASK, **answered: Any
 
 
 def ids(bucket: str = "user=alice", **said: Any) -> Judged:
-    """What the store says of ids that it admits."""
+    """A charge of ids, and the result of the store that admits them."""
     return judged("producer_ids_rate", bucket, **{"remembered": 70, "fill": 0.25, **said})
 
 
@@ -193,7 +193,7 @@ def test_throttle_seconds_is_the_mean_of_times_above_0(metrics: Metrics):
 
 def test_old_throttle_times_weigh_less(metrics: Metrics, clock: Clock):
     count(metrics, judged(outcome="delay", throttle_ms=1000))
-    for _ in metrics._counts.gauges:  # those of one name are halved at a time
+    for _ in metrics._counts.gauges:  # each count halves the gauges of one name
         clock.now += HALF_LIFE_S / len(metrics._counts.gauges)
         count(metrics, judged())
     count(metrics, judged(outcome="delay", throttle_ms=4000))
@@ -262,8 +262,11 @@ def test_brief_answer_shows_all_that_a_full_one_does(clock: Clock):
     found = []
     for brief in (False, True):
         metrics = Metrics(clock=clock)
-        (rate, its), (tokens, left) = judged(observed=7.0), judged("controller_mutation_rate", remaining=2.5)
-        answer = sent(Answer((its, left)), brief=brief)
+        (rate, rate_result), (tokens, left) = (
+            judged(observed=7.0),
+            judged("controller_mutation_rate", remaining=2.5),
+        )
+        answer = sent(Answer((rate_result, left)), brief=brief)
         planned = PlannedAsk(ASK, (rate, tokens), Plan("admit", (rate, tokens)))
         planned.decision, _ = decided(planned, answer, sequential=False)
         metrics.count(planned, answer)
@@ -282,7 +285,7 @@ def test_what_earlier_tries_found_is_counted_too(metrics: Metrics):
 
 
 def test_what_an_ask_wrote_before_it_found_a_kept_answer_is_counted(metrics: Metrics):
-    """The kept answer may be one by other quotas; its numbers are old."""
+    """The kept answer may come from other quotas, and its numbers are old."""
     charge, result = judged(clock=1, remembered=3.0)
     context = msgpack.encode(("admit", False, []))
     planned = PlannedAsk(ASK, (charge,), Plan("admit", (charge,), ("alice", bytes(16))))
@@ -313,15 +316,15 @@ def test_held_ask_of_several_tries_is_counted(metrics: Metrics):
 def test_leases_that_ended_are_found_in_the_answer_of_any_try(
     metrics: Metrics, brief: bool, is_earlier: bool
 ):
-    """What ids say in the same place is how many are remembered."""
-    (ids_charge, its_ids), (charge, its) = ids(remembered=9), judged()
+    """For ids the same field of a result has the number of remembered ids."""
+    (ids_charge, ids_result), (charge, rate_result) = ids(remembered=9), judged()
     charges = (charge,) if brief else (ids_charge, charge)
-    results = (its,) if brief else (its_ids, its)
+    results = (rate_result,) if brief else (ids_result, rate_result)
     planned = PlannedAsk(ASK, charges, Plan("admit", charges))
     answer = sent(Answer(results), brief=brief)
     planned.decision, _ = decided(planned, answer, sequential=False)
     assert not metrics.count(planned, answer)
-    over = Answer((*results[:-1], structs.replace(its, remembered=3.0)))
+    over = Answer((*results[:-1], structs.replace(rate_result, remembered=3.0)))
     answer = structs.replace(answer, earlier=over) if is_earlier else sent(over)
     assert metrics.count(planned, answer)
 
@@ -388,7 +391,7 @@ def test_filter_of_producer_ids_shows_ids_and_fill(metrics: Metrics):
 def test_new_ids_that_were_refused_are_below_what_remains(
     metrics: Metrics, mode: Any, shadow: bool, said: Any, left: float
 ):
-    """Of an ask with more than the quota can ever hold, all ids count."""
+    """If an ask has more ids than the quota can ever hold, all its ids count."""
     charge, result = ids(remaining=1.0, shadow=shadow, **said)
     judged_ids = structs.replace(charge, usage=3), result
     count(metrics, judged_ids, ask=Ask({}, (1, 2, 3), principal="alice", mode=mode))
@@ -680,7 +683,7 @@ def test_all_gauges_are_halved_once_in_a_half_life(metrics: Metrics, clock: Cloc
         clock.now += HALF_LIFE_S / len(metrics._counts.gauges)
         count(metrics, judged(bucket="user=bob"))
         throttled.append([gauges["user=alice",].throttled for gauges in metrics._counts.gauges])
-    assert [its.count(0.5) for its in throttled] == [*range(1, len(metrics._counts.gauges) + 1)]
+    assert [times.count(0.5) for times in throttled] == [*range(1, len(metrics._counts.gauges) + 1)]
 
 
 async def test_large_counts_are_copied_in_slices(clock: Clock):

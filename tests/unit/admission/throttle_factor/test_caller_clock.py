@@ -1,4 +1,4 @@
-"""The time that callers send: when it begins, and what the newest time is."""
+"""The time that callers send: its beginning, and the newest time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from app.admission.answers import ADMITTED
+from app.admission.atomic_asks import AtomicDecision
 from app.admission.errors import CallerGoneError
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider, Then
 from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
-from app.admission.together import Joint
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
 
@@ -32,10 +32,10 @@ class AdmitsAll(Decider):
     ) -> list[PlannedAsk]:
         return [admitted(ask) for ask in asks]
 
-    async def decide_together(
+    async def decide_atomically(
         self, asks: Sequence[Ask], caller: Caller = ANYONE, within_s: float | None = None
-    ) -> Joint:
-        return Joint(ADMITTED[0], tuple(admitted(ask) for ask in asks))
+    ) -> AtomicDecision:
+        return AtomicDecision(ADMITTED[0], tuple(admitted(ask) for ask in asks))
 
 
 async def test_time_is_0_before_the_first_ask_and_then_the_newest_one():
@@ -52,7 +52,7 @@ async def test_everything_begins_at_the_first_time_even_if_that_is_0():
     for at_ms in (0, 9):
         clock.begin(Ask(at_ms=at_ms), ANYONE, lambda _: None)
     assert (time.first_ms, clock.now_ms()) == (0, 9)
-    await clock.decide_together([Ask(at_ms=12), Ask(at_ms=12)])
+    await clock.decide_atomically([Ask(at_ms=12), Ask(at_ms=12)])
     assert (time.first_ms, clock.now_ms()) == (0, 12)
 
 

@@ -1,4 +1,4 @@
-"""A node's view of the factor: what reading it costs, and which fallbacks it counts."""
+"""A node's view of the factor: the cost of reading it, and the fallbacks that are counted."""
 
 from __future__ import annotations
 

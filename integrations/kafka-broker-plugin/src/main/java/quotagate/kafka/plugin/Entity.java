@@ -1,4 +1,4 @@
-// What a quota is set on, and what a bucket belongs to.
+// The entity that a quota is set on, and that a bucket belongs to.
 package quotagate.kafka.plugin;
 
 import java.net.URLDecoder;

@@ -4,7 +4,7 @@ package quotagate.kafka.plugin;
 import java.util.Map;
 import org.jspecify.annotations.Nullable;
 
-/** The rules of one quota key. It does not change. */
+/** The rules of one quota key; they do not change. */
 final class Ladder {
   static final Ladder EMPTY = new Ladder(Map.of());
 
@@ -15,8 +15,8 @@ final class Ladder {
   }
 
   /**
-   * The bucket of a client: the pair, the user or the client-id, by the first rule that is there of
-   * Kafka's eight levels. Without any it is the client-id, as with Kafka's own quotas.
+   * The bucket of a client: the pair, the user or the client-id, by the first of Kafka's eight
+   * levels that has a rule. Without any rule it is the client-id, as with Kafka's own quotas.
    *
    * @param user null if the client has no name
    */

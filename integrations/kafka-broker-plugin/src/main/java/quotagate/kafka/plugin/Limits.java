@@ -1,4 +1,4 @@
-// What a broker enforces now: the quotas, the throttle factor, and the number of brokers.
+// The limits of a broker: the quotas, the throttle factor, and the number of brokers.
 package quotagate.kafka.plugin;
 
 import java.util.Set;
@@ -10,7 +10,7 @@ import org.jspecify.annotations.Nullable;
  *
  * @param quotas the quotas of the catalog
  * @param factor the throttle factor; 0 is left to the proxy
- * @param brokers by how many the limits of the cluster are divided
+ * @param brokers the number by which the limits of the cluster are divided
  * @param excluded the principals to which no factor applies
  */
 record Limits(Quotas quotas, double factor, int brokers, Set<String> excluded) {
@@ -35,9 +35,9 @@ record Limits(Quotas quotas, double factor, int brokers, Set<String> excluded) {
   }
 
   /**
-   * What this broker enforces for a bucket; null if nothing.
+   * The limit that this broker enforces for a bucket; null without a limit.
    *
-   * @param exempt whether no factor applies to those who share the bucket
+   * @param exempt whether no factor applies to the principals that share the bucket
    */
   @Nullable Double limit(ClientQuotaType type, Entity bucket, boolean exempt) {
     Rule rule = quotas.ladder(type).rule(bucket);

@@ -1,4 +1,4 @@
-// What the plugin shows by JMX.
+// The plugin's status in JMX.
 package quotagate.kafka.plugin;
 
 import org.jspecify.annotations.Nullable;
@@ -26,7 +26,7 @@ public interface PluginStatusMXBean {
   /** How many quotas the broker has. */
   int getQuotas();
 
-  /** How many of them have a limit of 0, and are left to the proxy. */
+  /** How many quotas have a limit of 0, and are left to the proxy. */
   int getQuotasLeftToProxy();
 
   /** The throttle factor as Quotagate has it; 0 is left to the proxy. */

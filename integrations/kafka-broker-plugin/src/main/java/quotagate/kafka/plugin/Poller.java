@@ -13,13 +13,13 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The polls of one plugin. Each one asks for quotas by ETag, and for the throttle factor; what it
- * cannot learn stays as it was.
+ * The polls of one plugin. Each poll asks for quotas by ETag, and for the throttle factor; a value
+ * that it cannot read stays in force.
  */
 final class Poller implements AutoCloseable {
   private static final Logger LOGGER = LoggerFactory.getLogger(Poller.class);
 
-  /** The longest time between polls while they fail, if the usual one is not longer. */
+  /** The longest time between polls while they fail, if the usual time is not longer. */
   static final long MAX_BACK_OFF_MS = 5_000;
 
   private static final long LOG_EVERY_NANOS = TimeUnit.SECONDS.toNanos(60);
@@ -67,7 +67,7 @@ final class Poller implements AutoCloseable {
       while (!closed) {
         List<Exception> failures = poll();
         if (closed) {
-          return; // what was under way was broken off, which is no failure
+          return; // close() interrupted the poll, which is no failure
         }
         note(failures);
         double spread = ThreadLocalRandom.current().nextDouble();
@@ -78,7 +78,7 @@ final class Poller implements AutoCloseable {
     }
   }
 
-  /** One look at both; each is taken even if the other fails. */
+  /** Poll the quotas and the factor; each is taken even if the other fails. */
   private List<Exception> poll() throws InterruptedException {
     List<Exception> failures = new ArrayList<>(2);
     try {
@@ -131,8 +131,8 @@ final class Poller implements AutoCloseable {
   }
 
   /**
-   * The time until the next poll, which doubles with each failure; spread then, so that brokers do
-   * not come all at once.
+   * The time until the next poll. It doubles with each failure, and is then spread at random, so
+   * that brokers do not poll all at once.
    *
    * @param spread from 0, the least, to 1
    */

@@ -1,4 +1,4 @@
-// The plugin's type: what a broker loads by `client.quota.callback.class`.
+// The plugin's type, which a broker loads by `client.quota.callback.class`.
 package quotagate.kafka.plugin;
 
 import java.lang.management.ManagementFactory;
@@ -22,10 +22,10 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A broker's client quotas, as Quotagate has them.
+ * A broker's client quotas, taken from Quotagate.
  *
- * <p>What the broker asks on its requests' path is answered from memory. A thread of its own looks
- * for changes.
+ * <p>Calls on the broker's request path are answered from memory. A separate thread polls for
+ * changes.
  */
 public final class Quotagate implements ClientQuotaCallback {
   private static final Logger LOGGER = LoggerFactory.getLogger(Quotagate.class);
@@ -85,7 +85,7 @@ public final class Quotagate implements ClientQuotaCallback {
 
   @Override
   public synchronized boolean updateClusterMetadata(Cluster cluster) {
-    // A broker is there once for each of its listeners.
+    // The cluster has a broker once for each of its listeners.
     int alive = (int) cluster.nodes().stream().mapToInt(Node::id).distinct().count();
     if (!counted || alive == 0 || alive == limits.brokers()) {
       return false;
@@ -101,7 +101,7 @@ public final class Quotagate implements ClientQuotaCallback {
     boolean changed = before.quotas().equals(Quotas.NONE);
     for (ClientQuotaType type : ClientQuotaType.values()) {
       if (!read.ladder(type).rules().equals(before.quotas().ladder(type).rules())) {
-        // Only now that the limits are in place: who sees the mark reads them.
+        // Only now that the limits are in place: a broker that sees the mark reads them.
         Objects.requireNonNull(resets.get(type)).set(true);
         changed = true;
       }

@@ -12,7 +12,7 @@ import org.apache.kafka.server.quota.ClientQuotaType;
 /**
  * The ladders of Kafka's quota types.
  *
- * @param ladders by type; one that is not here has no rules
+ * @param ladders the ladders by type; a missing ladder has no rules
  * @param zeros quotas with limit 0, as {@code KEY of ENTITY}; no broker can enforce them
  */
 record Quotas(Map<ClientQuotaType, Ladder> ladders, List<String> zeros) {

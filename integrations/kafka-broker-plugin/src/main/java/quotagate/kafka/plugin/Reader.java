@@ -21,7 +21,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.jspecify.annotations.Nullable;
 
-/** One reader, for one thread. It keeps the ETag of what it read last. */
+/** One reader, for one thread. It keeps the ETag of the quotas that it read last. */
 final class Reader implements AutoCloseable {
   // Quotagate's largest page.
   private static final int PAGE = 1_000;
@@ -32,7 +32,7 @@ final class Reader implements AutoCloseable {
   private final HttpClient http;
   @Nullable private String etag;
 
-  // Whoever comes up again may have another catalog, at the same version.
+  // A node that comes up again may have another catalog, at the same version.
   private boolean readAgain;
 
   Reader(Settings settings) {
@@ -55,10 +55,10 @@ final class Reader implements AutoCloseable {
   /**
    * The quotas, if they changed since they were read last; else null.
    *
-   * @throws IOException if Quotagate gave no answer that can be used
+   * @throws IOException if Quotagate gave no usable answer
    */
   @Nullable Quotas quotas() throws IOException, InterruptedException {
-    // A catalog that is as it was costs one entity.
+    // An unchanged catalog costs one entity.
     if (etag != null && !readAgain && get("/v1/quotas?limit=1", etag).statusCode() == 304) {
       return null;
     }
@@ -96,7 +96,7 @@ final class Reader implements AutoCloseable {
   /**
    * The throttle factor in force.
    *
-   * @throws IOException if Quotagate gave no answer that can be used
+   * @throws IOException if Quotagate gave no usable answer
    */
   double factor() throws IOException, InterruptedException {
     JsonNode factor = JSON.readTree(get("/health/ready", null).body()).path("throttle_factor");

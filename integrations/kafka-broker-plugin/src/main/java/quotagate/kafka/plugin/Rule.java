@@ -5,11 +5,11 @@ package quotagate.kafka.plugin;
  * A limit.
  *
  * @param limit in the unit of its quota key
- * @param shadow whether it only counts, so that a broker lets everything pass
- * @param perBroker whether each broker counts on its own, so that it is not divided
+ * @param shadow whether the quota only counts, so that a broker lets everything pass
+ * @param perBroker whether each broker counts on its own, so that the limit is not divided
  */
 record Rule(double limit, boolean shadow, boolean perBroker) {
-  /** Whether a broker enforces it; 0 overflows the delay that Kafka reckons. */
+  /** Whether a broker enforces the limit; with 0 Kafka's delay overflows. */
   boolean enforced() {
     return limit > 0 && !shadow;
   }

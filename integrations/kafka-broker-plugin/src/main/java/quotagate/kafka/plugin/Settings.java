@@ -13,13 +13,13 @@ import org.apache.kafka.common.config.ConfigException;
 import org.jspecify.annotations.Nullable;
 
 /**
- * Where Quotagate is, and how its limits are taken.
+ * The address of Quotagate, and how its limits are taken.
  *
- * @param url the address of a node, or of what balances several
+ * @param url the address of a node, or of a load balancer
  * @param keyFile a file with an API key of scope {@code read}
- * @param pollMs the time between two looks for changes
+ * @param pollMs the time between two polls
  * @param timeoutMs how long an answer may take
- * @param brokers by how many limits are divided; null: by the brokers that are alive
+ * @param brokers the number by which limits are divided; null: the number of live brokers
  * @param excluded the principals to which no throttle factor applies
  */
 record Settings(
@@ -44,7 +44,7 @@ record Settings(
   /**
    * Read the settings.
    *
-   * @throws ConfigException if one is wrong, so that the broker does not start
+   * @throws ConfigException if a setting is wrong, so that the broker does not start
    */
   static Settings of(Map<String, ?> configs) {
     Set<String> unknown =

@@ -1,4 +1,4 @@
-// Buckets as the tags of Kafka's metrics: what has the same tags shares a limit.
+// Buckets as the tags of Kafka's metrics: clients with the same tags share a limit.
 package quotagate.kafka.plugin;
 
 import java.util.LinkedHashMap;
@@ -6,17 +6,17 @@ import java.util.Map;
 import org.apache.kafka.common.utils.Sanitizer;
 
 /**
- * The tags of a bucket, which are those that Kafka's own quotas have: {@code user} and {@code
- * client-id}, empty where the bucket has none.
+ * The tags of a bucket, as in Kafka's own quotas: {@code user} and {@code client-id}, empty where
+ * the bucket has none.
  *
  * <p>Kafka names a sensor by the tags' values, joined by colons in their order. A user's name is
- * encoded, so it has no colon; the mark comes first and is no such name.
+ * encoded, so it has no colon; the mark comes first and is no encoded name.
  */
 final class Tags {
   static final String USER = "user";
   static final String CLIENT = "client-id";
 
-  /** What sets a bucket apart from one with the same names; most have none. */
+  /** The tag that distinguishes buckets with the same names; most buckets have none. */
   static final String MARK = "bucket";
 
   /** The pair of a user and the empty client-id, and not the user. */
@@ -57,7 +57,7 @@ final class Tags {
     return EXCLUDED.equals(tags.get(MARK));
   }
 
-  // Most names are what they are encoded to, and this is asked for each request.
+  // Most names need no encoding, and this runs for each request.
   private static String encoded(String name) {
     for (int at = 0; at < name.length(); at++) {
       char each = name.charAt(at);

@@ -110,7 +110,7 @@ class LadderTest {
     for (Entity bucket : buckets) {
       Map<String, String> tags = Tags.of(bucket, false);
       assertEquals(bucket, Tags.bucket(tags));
-      // As the broker names it.
+      // The name of the broker's sensor.
       sensors.add(String.join(":", tags.values()));
     }
     assertEquals(buckets.size(), sensors.size());

@@ -1,4 +1,4 @@
-// What a broker enforces: the factor, the number of brokers, and what it cannot enforce.
+// The limits of a broker: the factor, the number of brokers, and limits left to the proxy.
 package quotagate.kafka.plugin;
 
 import static org.apache.kafka.server.quota.ClientQuotaType.CONTROLLER_MUTATION;

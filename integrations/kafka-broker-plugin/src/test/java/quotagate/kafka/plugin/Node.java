@@ -17,7 +17,7 @@ import java.util.concurrent.Executors;
 final class Node implements AutoCloseable {
   private static final int PAGE = 2;
 
-  /** What was asked: path, query, and what was known, such as {@code /health/ready}. */
+  /** The requests: path, query, and the known ETag, such as {@code /health/ready}. */
   final List<String> asked = new CopyOnWriteArrayList<>();
 
   private final HttpServer server;

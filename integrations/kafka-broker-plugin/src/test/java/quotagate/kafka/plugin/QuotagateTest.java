@@ -209,7 +209,7 @@ class QuotagateTest {
     assertFalse(plugin.quotaResetRequired(PRODUCE));
 
     node = new Node(port);
-    // Another catalog, at the version that the lost one had.
+    // Another catalog, at the version of the lost one.
     node.list("user=alice", "producer_byte_rate", 300);
     eventually(() -> limit(PRODUCE) == 300);
     assertTrue(plugin.quotaResetRequired(PRODUCE));

@@ -1,4 +1,4 @@
-// When a request can have left its client, which waits for an answer from then on.
+// The earliest time at which a client can have sent a request, and begun to wait.
 package quotagate.kafka.proxy;
 
 import java.util.ArrayDeque;
@@ -7,10 +7,10 @@ import java.util.Deque;
 /**
  * The requests of one connection, in their order.
  *
- * <p>While a request is held, those behind it are not read. So the proxy sees a request later than
- * it was sent, and a client's patience counts from when it was sent. It was sent after the
- * connection was last idle; and by a client that sends few ahead, after the answer to the fifth
- * request before it.
+ * <p>While a request is held, the requests behind it are not read. So the proxy sees a request
+ * later than it was sent, but a client's patience counts from the sending. A request was sent after
+ * the connection was last idle. A client that sends few requests ahead sent it after the answer to
+ * the fifth request before it.
  */
 final class Arrivals {
   /** How many requests an idempotent producer sends ahead, at most. */
@@ -21,7 +21,7 @@ final class Arrivals {
   private int refusals;
   private long busySince;
 
-  /** Take note of a request; since when it may have been under way, at most. */
+  /** Take note of a request; returns the earliest time at which it can have been sent. */
   long begin(long nowMs, boolean fewAhead) {
     if (unanswered == 0 && !isDraining()) {
       busySince = nowMs;
@@ -40,12 +40,12 @@ final class Arrivals {
     }
   }
 
-  /** Take note that a request was refused: what the client had sent behind it comes next. */
+  /** Take note that a request was refused: the requests that were sent behind it come next. */
   void refuse() {
     refusals++;
   }
 
-  /** Take note that what was sent before that refusal has been read. */
+  /** Take note that the requests sent before that refusal have been read. */
   void drain() {
     refusals--;
   }

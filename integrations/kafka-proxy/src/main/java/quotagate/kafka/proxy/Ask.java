@@ -1,4 +1,4 @@
-// What one request of a client wants to spend, as Quotagate reads it.
+// The usage of one request of a client, as Quotagate reads it.
 package quotagate.kafka.proxy;
 
 import java.nio.ByteBuffer;
@@ -11,15 +11,15 @@ import java.util.HexFormat;
 /**
  * An ask, encoded.
  *
- * @param json as a batch has it
- * @param bytes how long that is in UTF-8
+ * @param json the ask as in a batch
+ * @param bytes its length in UTF-8
  * @param ids how many producer ids it names
  */
 record Ask(String json, int bytes, int ids) {
   static final int MAX_NAME_BYTES = 512;
   static final int MAX_IDS = 1_000;
 
-  /** Who asks: the principal that the broker accepted, and the client-id of the request. */
+  /** The caller: the principal that the broker accepted, and the client-id of the request. */
   record Who(String principal, String clientId) {
     private String json() {
       return "\"principal\":%s,\"client_id\":%s"
@@ -27,7 +27,7 @@ record Ask(String json, int bytes, int ids) {
     }
   }
 
-  /** A request alone, of a kind that no other quota counts. */
+  /** A request of a kind that no other quota counts. */
   static Ask request(Who who) {
     return of(who, "\"requests\":1", 0, "");
   }
@@ -43,7 +43,7 @@ record Ask(String json, int bytes, int ids) {
     return of(who, "\"requests\":1,\"mutations\":" + partitions, 0, "");
   }
 
-  /** Whether anything may be fetched now, and how much; charges nothing. */
+  /** A peek at how much may be fetched now; it charges nothing. */
   static Ask mayFetch(Who who) {
     return of(who, "\"fetch_bytes\":1", 0, ",\"mode\":\"peek\",\"detail\":true");
   }
@@ -73,7 +73,7 @@ record Ask(String json, int bytes, int ids) {
 
   private static byte[] digest(String name) {
     try {
-      // Its characters as they are: an encoding would make all lone surrogates the same.
+      // Its raw characters: an encoding would make all lone surrogates the same.
       ByteBuffer characters = ByteBuffer.allocate(Character.BYTES * name.length());
       characters.asCharBuffer().put(name);
       return MessageDigest.getInstance("SHA-256").digest(characters.array());

@@ -32,10 +32,10 @@ import org.slf4j.LoggerFactory;
 /**
  * A queue of asks before Quotagate.
  *
- * <p>While {@link #MAX_CALLS} calls are under way, asks gather; they leave when one returns. No
- * timer adds latency. An ask is answered within the timeout: by Quotagate, or else by the policy.
- * After a failure the policy answers at once, and one ask every {@link #PROBE_MS} tries whether
- * Quotagate is back.
+ * <p>While {@link #MAX_CALLS} calls are under way, asks queue; they are sent when a call returns.
+ * No timer adds latency. An ask is answered within the timeout: by Quotagate, or else by the
+ * policy. After a failure the policy answers at once, and one ask every {@link #PROBE_MS} tries
+ * whether Quotagate is back.
  */
 final class Asker implements AutoCloseable {
   private static final Logger LOGGER = LoggerFactory.getLogger(Asker.class);
@@ -84,8 +84,8 @@ final class Asker implements AutoCloseable {
               thread.setDaemon(true);
               return thread;
             });
-    // A connection that is closed just when it is used again would be a failure; a node that stops
-    // keeps idle ones for QUOTAGATE_DRAIN_MS (2 s).
+    // A connection that is closed just when it is used again would be a failure; a stopping node
+    // keeps idle connections for QUOTAGATE_DRAIN_MS (2 s).
     if (System.getProperty("jdk.httpclient.keepalive.timeout") == null) {
       System.setProperty("jdk.httpclient.keepalive.timeout", "1");
     }
@@ -130,7 +130,7 @@ final class Asker implements AutoCloseable {
     Metrics.counter("quotagate_proxy_decisions", "decision", verdict, "source", source).increment();
   }
 
-  /** Send what waits, as far as calls are free. */
+  /** Send the waiting asks, as far as calls are free. */
   private void send() {
     for (List<Waiting> batch = take(); !batch.isEmpty(); batch = take()) {
       call(batch)
@@ -217,8 +217,8 @@ final class Asker implements AutoCloseable {
                   cause instanceof IOException
                       && !(cause instanceof ConnectException)
                       && !(cause instanceof HttpTimeoutException);
-              // A node that restarts breaks idle connections; a broken call may be counted twice,
-              // once.
+              // A node that restarts breaks idle connections. The call is sent once more, and may
+              // be counted twice.
               return mayRetry && broken
                   ? post(batch, false)
                   : CompletableFuture.<HttpResponse<byte[]>>failedFuture(cause);

@@ -8,8 +8,8 @@ import java.nio.file.Path;
 
 /**
  * @param decide for work that waits for its decision
- * @param account for work that is done and is only recorded. It has a queue of its own, for
- *     Quotagate refuses a whole batch when the key may not record, and nobody waits for it.
+ * @param account for work that is done and is only recorded. It has its own queue, because
+ *     Quotagate refuses a whole batch if the key may not record, and no client waits for records.
  * @param holds the records that wait in memory
  */
 record Askers(Asker decide, Asker account, Holds holds) implements AutoCloseable {

@@ -10,17 +10,20 @@ import java.util.concurrent.TimeUnit;
  * The batches of one connection that were refused.
  *
  * <p>A producer sends up to five requests ahead. If the first is refused and the second is admitted
- * a moment later, the broker sees the second first; for a producer that it does not know yet it
+ * a moment later, the broker sees the second first. From a producer that it does not know yet, it
  * takes any first sequence number, and the first batch is then out of order for ever. So a batch
- * that follows a refused one is refused as well, until that one has come again.
+ * that follows a refused batch is refused as well, until the refused batch has come again.
  */
 final class Batches {
-  /** A producer whose client gave a batch up is not held by it for longer than this. */
+  /**
+   * The longest time that a refused batch holds its producer: the client may have given the batch
+   * up.
+   */
   static final long FORGET_AFTER_NANOS = TimeUnit.MINUTES.toNanos(5);
 
   private static final int MAX_REFUSED = 10_000;
 
-  /** What a batch belongs to. */
+  /** The producer and the partition of a batch. */
   record Stream(long producerId, String topic, int partition) {}
 
   /** A batch of a producer with an id. */
@@ -30,7 +33,7 @@ final class Batches {
 
   private final Map<Stream, Refused> refused = new LinkedHashMap<>();
 
-  /** Whether one of these follows a refused batch that has not come again. */
+  /** Whether one of these batches follows a refused batch that has not come again. */
   boolean follow(Collection<Batch> batches, long nowNanos) {
     if (refused.isEmpty()) {
       return false;
@@ -46,7 +49,7 @@ final class Batches {
         && isAfter(batch.sequence(), first.sequence());
   }
 
-  /** Remember that these were refused. */
+  /** Remember that these batches were refused. */
   void refuse(Collection<Batch> batches, long nowNanos) {
     for (Batch batch : batches) {
       if (!follows(batch, nowNanos)) {
@@ -61,7 +64,7 @@ final class Batches {
     }
   }
 
-  /** Take note that these went through. */
+  /** Take note that these batches went through. */
   void admit(Collection<Batch> batches) {
     if (!refused.isEmpty()) {
       batches.forEach(batch -> refused.remove(batch.stream()));

@@ -1,4 +1,4 @@
-// What Quotagate answers, or what holds in its place.
+// Quotagate's answer, or the policy in its place.
 package quotagate.kafka.proxy;
 
 import com.fasterxml.jackson.databind.JsonNode;
@@ -57,12 +57,12 @@ record Decision(Verdict verdict, int throttleMs, String quota, long largestFetch
         answer.path("applied").asInt() > 0);
   }
 
-  /** Whether it was a quota on requests, which holds every kind of them. */
+  /** Whether a quota on requests decided; it holds requests of every kind. */
   boolean limitsRequests() {
     return quota.startsWith("request_");
   }
 
-  /** The one of two that forbids more. */
+  /** The stricter of two decisions. */
   Decision or(Decision other) {
     int order = verdict.compareTo(other.verdict);
     return order > 0 || (order == 0 && throttleMs >= other.throttleMs) ? this : other;

@@ -1,4 +1,4 @@
-// What a fetch response brought, and the answer to a fetch request that has to wait or is refused.
+// The bytes of a fetch response, and the answer to a fetch that has to wait or is refused.
 package quotagate.kafka.proxy;
 
 import java.util.ArrayList;
@@ -83,7 +83,9 @@ final class Fetch {
     return new FetchResponseData().setResponses(topics);
   }
 
-  /** Whether it names only what changed since the last one: epochs of sessions count from 1. */
+  /**
+   * Whether a request names only changes since the last request: epochs of sessions count from 1.
+   */
   private static boolean isIncremental(FetchRequestData request) {
     return request.sessionEpoch() > 0;
   }

@@ -1,4 +1,4 @@
-// How much of held requests is in memory.
+// The memory that held requests take.
 package quotagate.kafka.proxy;
 
 import java.util.concurrent.atomic.AtomicLong;
@@ -24,7 +24,7 @@ final class Holds {
     return false;
   }
 
-  /** Give back what was taken. */
+  /** Give back the room of a request. */
   void release(long requestBytes) {
     bytes.addAndGet(-requestBytes);
   }

@@ -1,4 +1,4 @@
-// How many partitions a change of topics concerns, and the answer to one that is refused.
+// How many partitions a change of topics concerns, and the answer to a refused change.
 package quotagate.kafka.proxy;
 
 import java.util.ArrayList;
@@ -35,7 +35,7 @@ final class Mutations {
     };
   }
 
-  /** What must be known of the topics to count; null if the request says it all. */
+  /** A request for the metadata that the count needs; null if it needs none. */
   static MetadataRequestData unknown(ApiMessage request) {
     var topics = new ArrayList<MetadataRequestTopic>();
     if (request instanceof DeleteTopicsRequestData deletion) {
@@ -59,9 +59,7 @@ final class Mutations {
         : new MetadataRequestData().setTopics(topics).setAllowAutoTopicCreation(false);
   }
 
-  /**
-   * How many partitions it creates, deletes or adds; 1 for each topic of which that is not known.
-   */
+  /** How many partitions a request creates, deletes or adds; 1 for each topic of unknown size. */
   static long count(ApiMessage request, MetadataResponseData known) {
     Map<Object, Integer> partitions = new HashMap<>();
     for (var topic : known.topics()) {

@@ -1,4 +1,4 @@
-// What a produce request spends, and the answer to one that is refused.
+// The usage of a produce request, and the answer to a refused request.
 package quotagate.kafka.proxy;
 
 import java.util.ArrayList;
@@ -19,9 +19,9 @@ import org.apache.kafka.common.record.RecordBatch;
 /**
  * A produce request.
  *
- * @param bytes of its records
+ * @param bytes the bytes of its records
  * @param ids the producer ids in it
- * @param batches those of them that have a sequence
+ * @param batches the batches that have a producer id and a sequence
  */
 record Produce(long bytes, Set<Long> ids, List<Batches.Batch> batches) {
   static Produce of(ProduceRequestData request) {
@@ -56,7 +56,7 @@ record Produce(long bytes, Set<Long> ids, List<Batches.Batch> batches) {
         }
       }
     } catch (KafkaException e) {
-      // The broker refuses what cannot be read, and keeps no producer id of it.
+      // The broker refuses unreadable records, and keeps no producer id of them.
     }
   }
 

@@ -32,12 +32,12 @@ import org.jspecify.annotations.Nullable;
 
 /**
  * The filter. The proxy calls it for one request after the other, in their order, and always from
- * the thread of the connection; so what is asked for in another thread comes back by that executor.
+ * the thread of the connection; so decisions from other threads come back through that thread's
+ * executor.
  *
  * <p>A request that has to wait is held here, as long as its client waits for an answer without
- * harm and for {@link #LONGEST_HOLD_MS} at most. Then the client learns of it by {@code
- * throttle_time_ms}. As in a broker, its connection then pauses: whoever sends on regardless is
- * held likewise.
+ * harm and for {@link #LONGEST_HOLD_MS} at most. Then the client gets a {@code throttle_time_ms}.
+ * As in a broker, its connection then pauses: further requests are held likewise.
  */
 final class QuotaFilter implements RequestFilter, ResponseFilter {
   /**
@@ -47,23 +47,22 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
   static final long LONGEST_HOLD_MS = 15_000;
 
   // Requests that a producer had sent before it was refused are read in the next turns of the
-  // connection's thread, and are not held; those sent again come after its back-off (100 ms or
-  // more).
-  // Others have one request under way.
+  // connection's thread, and are not held; requests sent again come after its back-off (100 ms or
+  // more). Other clients have one request under way.
   private static final long DRAIN_MS = 20;
 
-  // The throttle time of a request that was held and then went through: the client's own figures
+  // The throttle time of a request that was held and then went through: the client's own metrics
   // show it.
   private static final int HELD_MS = 1;
 
-  // How often a held request is asked for again whose client hears of no throttle time: a wait may
-  // end early, as when a disk has room again.
+  // The interval at which a held request is asked for again: a wait may end early, for instance
+  // when a disk has room again.
   private static final long ASK_AGAIN_MS = 1_000;
   private static final short METADATA_VERSION = 12; // the first with topic ids without names
   private static final short FIRST_TOLD_PRODUCE =
       6; // KIP-219: from then on clients pause by themselves
 
-  /** What pauses apart: a producer that has to wait may still fetch. */
+  /** The kinds of requests that pause separately: a client that may not produce may still fetch. */
   private enum Kind {
     PRODUCE,
     FETCH,
@@ -71,7 +70,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     ANY
   }
 
-  /** What is to be done with the response to a forwarded request. */
+  /** How to process the response to a forwarded request. */
   private record Expected(
       Kind kind, Ask.Who who, boolean counted, boolean held, CompletionStage<Decision> late) {}
 
@@ -203,7 +202,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     }
   }
 
-  /** One request, from when it comes to when it is forwarded or answered. */
+  /** One request, from its arrival until it is forwarded or answered. */
   private abstract class Work<R extends ApiMessage> {
     final Kind kind;
     final RequestHeaderData header;
@@ -234,15 +233,15 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
 
     abstract CompletionStage<Decision> ask();
 
-    /** Whether the client waits by itself when it gets a throttle time; others are held. */
+    /** Whether the client waits by itself when it gets a throttle time; other clients are held. */
     abstract boolean canBeTold();
 
-    /** Whether it is held in the proxy as long as that may be, rather than answered. */
+    /** Whether the request is held for as long as possible, rather than answered. */
     boolean isHeldFor(Decision decision, long leftMs) {
       return !canBeTold() || software.isHeldFor(decision.throttleMs(), leftMs);
     }
 
-    /** The bytes that it keeps in memory while it is held. */
+    /** The bytes that the request keeps in memory while it is held. */
     long bytes() {
       return 0;
     }
@@ -265,7 +264,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       return context.forwardRequest(header, request);
     }
 
-    /** Forward it or answer it, now or after a hold. */
+    /** Forward or answer the request, now or after a hold. */
     final CompletionStage<RequestFilterResult> result() {
       return begin()
           .whenComplete(
@@ -288,14 +287,14 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
           : overdue(left);
     }
 
-    /** It was held for as long as possible. */
+    /** End a hold that is used up. */
     CompletionStage<RequestFilterResult> overdue(long leftMs) {
       return answer(throttled(pauseMs(leftMs)));
     }
 
     /**
-     * How long the client is asked to pause. One that counts errors is asked for no less than it
-     * was held, so that few errors last long.
+     * How long the client is asked to pause. A client that counts errors is asked to pause for at
+     * least as long as it was held, so that few errors last long.
      */
     private int pauseMs(long leftMs) {
       long pause = held && software.countsErrors() ? Math.max(leftMs, holdMs) : leftMs;
@@ -321,7 +320,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       };
     }
 
-    /** Keep it in memory while it is held; false if there is no room. */
+    /** Keep the request in memory while it is held; false if there is no room. */
     private boolean keep() {
       held = held || askers.holds().take(bytes());
       return held;
@@ -419,15 +418,14 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
     }
 
     /**
-     * With acks=0 a client hears of nothing, and a broker that finds an error closes the
-     * connection.
+     * With acks=0 a client gets no answer, and a broker that finds an error closes the connection.
      */
     private boolean isAnswered() {
       return request.acks() != 0;
     }
   }
 
-  /** Asked for before, with no more than may be fetched now, and recorded after. */
+  /** A fetch: limited beforehand to the bytes that may pass now, and recorded afterwards. */
   private final class Fetching extends Work<FetchRequestData> {
     Fetching(RequestHeaderData header, FetchRequestData request, FilterContext context) {
       super(Kind.FETCH, header, request, context, LONGEST_HOLD_MS, true);
@@ -462,7 +460,7 @@ final class QuotaFilter implements RequestFilter, ResponseFilter {
       return true;
     }
 
-    /** An empty answer is no error, so that nobody counts it. */
+    /** An empty answer is no error, so no client counts it. */
     @Override
     boolean isHeldFor(Decision decision, long leftMs) {
       return false;

@@ -1,4 +1,4 @@
-// The filter's type: what Kroxylicious finds under the name `Quotagate`.
+// The filter's type, which Kroxylicious finds under the name `Quotagate`.
 package quotagate.kafka.proxy;
 
 import io.kroxylicious.proxy.filter.Filter;

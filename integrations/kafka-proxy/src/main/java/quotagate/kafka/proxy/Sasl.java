@@ -6,7 +6,7 @@ import java.util.List;
 import java.util.Locale;
 import org.jspecify.annotations.Nullable;
 
-/** What is known of who a connection belongs to. */
+/** The principal of a connection, as far as it is known. */
 final class Sasl {
   static final String ANONYMOUS = "ANONYMOUS";
 
@@ -18,12 +18,12 @@ final class Sasl {
   @Nullable private String claimed;
   private int answers;
 
-  /** Who it is: {@link #ANONYMOUS} until a broker accepted a name. */
+  /** The principal; {@link #ANONYMOUS} until a broker accepted a name. */
   String principal() {
     return principal;
   }
 
-  /** Begin with a mechanism; false if its name could not be learnt. */
+  /** Begin with a mechanism; false if it does not show the client's name. */
   boolean begin(String chosen) {
     mechanism = chosen.toUpperCase(Locale.ROOT);
     claimed = null;
@@ -31,7 +31,7 @@ final class Sasl {
     return MECHANISMS.contains(mechanism);
   }
 
-  /** Take what the client sends; false if no name can be read from it. */
+  /** Take a message of the client; false if no name can be read from it. */
   boolean sent(byte[] message) {
     if (claimed == null) {
       String text = new String(message, StandardCharsets.UTF_8);
@@ -40,7 +40,7 @@ final class Sasl {
     return claimed != null;
   }
 
-  /** Take the broker's answer to that. SCRAM has two of them. */
+  /** Take a positive answer of the broker; SCRAM has two of them. */
   void accepted() {
     answers++;
     boolean complete = mechanism.equals("PLAIN") || answers == 2;

@@ -1,4 +1,4 @@
-// The filter's configuration, as it is under `config` in Kroxylicious' file.
+// The filter's configuration, under `config` in Kroxylicious' file.
 package quotagate.kafka.proxy;
 
 import com.fasterxml.jackson.annotation.JsonCreator;
@@ -7,14 +7,13 @@ import java.net.URI;
 import org.jspecify.annotations.Nullable;
 
 /**
- * Where Quotagate is, and what holds when it does not answer.
+ * The address of Quotagate, and the policy for when it does not answer.
  *
- * @param url the address of a node or of what balances several, such as {@code
- *     http://quotagate:8080}
+ * @param url the address of a node or of a load balancer, such as {@code http://quotagate:8080}
  * @param keyFile a file with an API key of scopes {@code decide} and {@code account}; null: without
  *     a key, which is enough for everything but consumer byte rates
  * @param timeoutMs how long a decision may take
- * @param onFailure what holds while Quotagate does not answer
+ * @param onFailure the policy while Quotagate does not answer
  */
 public record Settings(URI url, @Nullable String keyFile, int timeoutMs, OnFailure onFailure) {
   static final int DEFAULT_TIMEOUT_MS = 1_000;
@@ -22,7 +21,7 @@ public record Settings(URI url, @Nullable String keyFile, int timeoutMs, OnFailu
   // A request may be held for 15 s and asked for once more, and the proxy gives up after 20 s.
   static final int MAX_TIMEOUT_MS = 4_000;
 
-  /** What holds while Quotagate does not answer. */
+  /** The policy while Quotagate does not answer. */
   public enum OnFailure {
     /** Everything goes through, uncounted. */
     @JsonProperty("admit")

@@ -1,4 +1,4 @@
-// Which error makes a client wait and try again: that depends on the program it is made with.
+// The error that makes a client wait and try again, which depends on its software.
 package quotagate.kafka.proxy;
 
 import java.util.regex.Matcher;
@@ -7,8 +7,8 @@ import org.apache.kafka.common.message.ProduceRequestData;
 import org.apache.kafka.common.protocol.Errors;
 
 /**
- * A client's software, as it names itself in ApiVersions from version 3 on; README.md has the table
- * of what was tried.
+ * A client's software, as it names itself in ApiVersions from version 3 on; README.md lists the
+ * tested clients.
  */
 record Software(String name, String version) {
   static final Software UNKNOWN = new Software("", "");
@@ -22,8 +22,8 @@ record Software(String name, String version) {
   }
 
   /**
-   * Whether a produce request is held for as long as it may be, rather than answered with the
-   * error. Clients count errors, and some give up after three.
+   * Whether a produce request is held for as long as possible, rather than answered with the error.
+   * Clients count errors, and some give up after three.
    *
    * @param throttleMs how long it has to wait
    * @param leftMs how long it may still be held
@@ -43,8 +43,8 @@ record Software(String name, String version) {
   }
 
   /**
-   * For how long a produce request may be held: half of the time after which the client gives it
-   * up, which is the timeout in it, or longer.
+   * How long a produce request may be held: half of the timeout in it. The client gives the request
+   * up after that timeout, or later.
    */
   long holdMs(ProduceRequestData request) {
     // Without acknowledgements nothing is awaited; sarama's timeout is the broker's part of 30 s.

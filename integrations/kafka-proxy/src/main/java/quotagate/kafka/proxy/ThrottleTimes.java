@@ -32,7 +32,8 @@ final class ThrottleTimes {
   private ThrottleTimes() {}
 
   /**
-   * Make a response say at least this many milliseconds; a longer time of the broker's own remains.
+   * Raise a response's throttle time to at least this many milliseconds; a longer time of the
+   * broker remains.
    */
   static void raise(ApiMessage response, long throttleMs) {
     Access access = of(response);

@@ -1,4 +1,4 @@
-// The versions that a client may use: those that the broker and this proxy both know.
+// The versions that a client may use: the broker and this proxy both know them.
 package quotagate.kafka.proxy;
 
 import org.apache.kafka.common.message.ApiVersionsResponseData;
@@ -10,9 +10,9 @@ final class Versions {
   private Versions() {}
 
   /**
-   * Leave out every API of which the proxy knows no version that the broker has. The proxy lowers
-   * the newest version and leaves the least, which would be a range such as 1 to 0; clients refuse
-   * the whole answer for it.
+   * Leave out every API without a version that both the proxy and the broker know. The proxy lowers
+   * the newest version and keeps the oldest, which would make a range such as 1 to 0; clients
+   * refuse the whole answer then.
    */
   static void leaveOutUnknown(ApiVersionsResponseData versions) {
     versions.apiKeys().removeIf(Versions::isUnknown);

@@ -1,4 +1,4 @@
-// Since when a request may have been under way.
+// The earliest time at which a request can have been sent.
 package quotagate.kafka.proxy;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;

@@ -148,7 +148,7 @@ class AskerTest {
     for (var each : asked) {
       assertEquals(Decision.ADMIT, each.get());
     }
-    // From then on it answers at once, but for one ask that tries.
+    // From then on the policy answers at once, except for one ask that tries.
     assertTrue(asker.ask(ASK).isDone());
     never.countDown();
   }

@@ -1,4 +1,4 @@
-// What requests spend, and the answers to those that are not forwarded.
+// The usage of requests, and the answers to requests that are not forwarded.
 package quotagate.kafka.proxy;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;

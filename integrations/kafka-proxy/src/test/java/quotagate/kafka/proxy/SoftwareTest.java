@@ -29,13 +29,13 @@ class SoftwareTest {
 
   @ParameterizedTest
   @CsvSource({
-    // Those that know the error, as long as the hold suffices.
+    // Clients that know the error, as long as the hold suffices.
     "apache-kafka-java, 4.0.0, 2000, 5000, true",
     "apache-kafka-java, 4.0.0, 5001, 5000, false",
     "kgo, v1.22.3, 2000, 5000, true",
     "kgo, v1.22.3, 3600000, 5000, false",
     "kafka-python, 3.0.12, 2000, 5000, false",
-    // All others, whether it suffices or not.
+    // All others, whether the hold suffices or not.
     "apache-kafka-java, 2.6.3, 3600000, 5000, true",
     "sarama, 1.61.1, 3600000, 5000, true",
     "kafka-python, 2.0.2, 3600000, 5000, true",
