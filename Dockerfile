@@ -6,13 +6,12 @@
 
 ARG PYTHON=python:3.11.15-slim-trixie
 FROM ${PYTHON} AS build
-# requirements-spark.txt makes the image of the Spark jobs, with a Java, half a gigabyte larger;
-# requirements-envoy.txt one that also answers Envoy over gRPC (QUOTAGATE_ENVOY_PORT).
+# requirements-envoy.txt makes an image that also answers Envoy over gRPC (QUOTAGATE_ENVOY_PORT).
 ARG REQUIREMENTS=requirements.txt
 WORKDIR /build
 RUN python -m venv --without-pip /venv
 # Apart from the code, so that a change of code leaves this layer as it is.
-COPY requirements.txt requirements-envoy.txt requirements-spark.txt ./
+COPY requirements.txt requirements-envoy.txt ./
 RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes --requirement "$REQUIREMENTS"
 COPY pyproject.toml README.md LICENSE ./
 COPY app app

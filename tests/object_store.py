@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 from tests.threaded import threaded
 
@@ -94,7 +95,7 @@ class _Answers(BaseHTTPRequestHandler):
             elif self.command == "PUT":
                 self._take(key, query, body)
             elif self.command == "POST":
-                self._put_together(key, query)
+                self._remove(body) if "delete" in query else self._put_together(key, query)
             else:
                 self.store.objects.pop(key, None)
                 self._answer(HTTPStatus.NO_CONTENT)
@@ -144,6 +145,12 @@ class _Answers(BaseHTTPRequestHandler):
             name = "CompleteMultipartUploadResult"
             said = f"<{name} {NAMESPACE}><Key>{escape(key)}</Key><ETag>done</ETag></{name}>"
         self._answer(HTTPStatus.OK, said.encode())
+
+    def _remove(self, body: bytes) -> None:
+        """Remove several objects."""
+        for key in re.findall(r"<Key>(.*?)</Key>", body.decode(), re.DOTALL):
+            self.store.objects.pop(unescape(key), None)
+        self._answer(HTTPStatus.OK, f"<DeleteResult {NAMESPACE}></DeleteResult>".encode())
 
     def _list(self, query: dict[str, str]) -> None:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")

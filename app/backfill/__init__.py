@@ -1,6 +1,6 @@
 """Loading the assertions of a backfill job into a running store.
 
-A Spark job (``workers/spark/backfill.py``) writes a folder of assertions (``app/domain/assertion.py``).
+A job (``workers/jobs/backfill``) writes a folder of assertions (``app/domain/assertion.py``).
 
 - ``assertions``: opens and checks such a folder, and reads it in parts
 - ``load``: finds the quota of each assertion and loads them at a bounded rate, with retries

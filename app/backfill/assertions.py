@@ -137,7 +137,7 @@ def _manifest(filesystem: fs.FileSystem, path: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise InvalidAssertionsError(
             f"{where}: is missing: this is not a folder of assertions, or its job did not finish; "
-            "`quotagate spark backfill` writes one"
+            "`quotagate backfill run` writes one"
         ) from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InvalidAssertionsError(f"{where}: cannot be read: {_line(error)}") from None

@@ -1,6 +1,7 @@
 """The columns of the decision log, defined once: the schema of its files and all readers derive from them.
 
-This module is pure, so that Spark jobs can import it. ``docs/architecture.md`` has the steps to add a column.
+This module is pure, so that jobs over the log can import it. ``docs/architecture.md`` has the steps to add a
+column.
 """
 
 from __future__ import annotations

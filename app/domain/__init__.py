@@ -92,8 +92,8 @@ Producer ids
 Histories
 ---------
 
-- *assertion*: one row about a bucket at a moment, computed by a Spark job: charges, an id, a sample or tokens
-  that the bucket should hold. Elsewhere: a backfill record.
+- *assertion*: one row about a bucket at a moment, computed by a job over the log: charges, an id, a sample or
+  tokens that the bucket should hold. Elsewhere: a backfill record.
 - *load*: to add assertions to buckets. Loading is idempotent and never removes anything.
   Elsewhere: backfill, import.
 """

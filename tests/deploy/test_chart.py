@@ -25,6 +25,7 @@ from app.http.document import KEYLESS
 from app.node import settings
 from app.node.errors import SettingsError
 from app.run.serve import FINISH_WITHIN_S
+from app.storage_location import StorageLocation
 from tests.deploy.chart import (
     CHART,
     EVERYTHING,
@@ -45,7 +46,9 @@ from tests.deploy.chart import (
 from tests.deploy.files import ROOT, image_environment, last_stage
 from tests.service import ADMIN_KEY, running
 from tests.tools import need
-from workers.spark.__main__ import command_line
+from workers.jobs.__main__ import Processes
+from workers.jobs.command import command_line
+from workers.spark.__main__ import Spark
 
 BIN = Path(sys.prefix) / "bin"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -161,11 +164,10 @@ def test_versions_are_those_of_the_program():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == app.__version__
     found = pods(rendered({**EVERYTHING, "image": {}}))
-    assert container(found["api"])["image"] == f"quotagate:{app.__version__}"
-    assert container(found["audit"])["image"] == f"quotagate-spark:{app.__version__}"
+    assert {container(found[name])["image"] for name in PROGRAMS} == {f"quotagate:{app.__version__}"}
     assert chart["kubeVersion"] == f">={OLDEST}-0"
     page = (ROOT / "docs/kubernetes.md").read_text()
-    assert set(re.findall(r"quotagate(?:-spark)?:(\d+\.[\w.]+)", page)) == {app.__version__}
+    assert set(re.findall(r"quotagate:(\d+\.[\w.]+)", page)) == {app.__version__}
     full = (ROOT / "requirements-full.txt").read_text()
     assert re.findall(r"^kubernetes-validate==(\S+)", full, re.MULTILINE) == [NEWEST]
 
@@ -513,7 +515,7 @@ def test_adapter_serves_the_mean_of_the_queue(tmp_path):
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-# Spark
+# Jobs
 
 
 def test_audit_is_of_the_day_before(tmp_path):
@@ -531,10 +533,9 @@ def test_audit_is_of_the_day_before(tmp_path):
         if today == datetime.now(UTC).date():
             break
     program, *words = ran.stdout.splitlines()
-    assert program == "spark"
-    arguments = command_line().parse_args(words)
+    arguments = command_line(Processes()).parse_args([program, *words])
     assert arguments.job == "audit"
-    assert arguments.memory == "2g"
+    assert arguments.processes == VALUES["audit"]["processes"]
     period = [(today - timedelta(days=days)).strftime("%Y-%m-%dT00:00:00Z") for days in (1, 0)]
     assert [words[words.index(option) + 1] for option in ("--from", "--to")] == period
     assert arguments.out == f"{tmp_path}/reports/{period[0][:10]}"
@@ -546,8 +547,10 @@ def test_audit_is_of_the_day_before(tmp_path):
 
 def test_spark_application_runs_an_audit_in_the_image_of_the_examples():
     application = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text())["spec"]
-    arguments = command_line().parse_args(application["arguments"])
+    arguments = command_line(Spark()).parse_args(application["arguments"])
     assert arguments.job == "audit"
+    for url in (arguments.log, arguments.out):
+        assert StorageLocation(url).name
     dockerfile = (ROOT / "examples/spark/Dockerfile").read_text()
     assert f"--tag {application['image']} " in dockerfile
     (home,) = re.findall(r"^ENV PYTHONPATH=(\S+)$", dockerfile, re.MULTILINE)
@@ -559,15 +562,6 @@ def test_spark_application_runs_an_audit_in_the_image_of_the_examples():
         assert application[part]["securityContext"]["runAsUser"] == int(user)
         names = {each["name"].removeprefix("QUOTAGATE_").lower() for each in application[part]["env"]}
         assert names <= settings.Settings.model_fields.keys()
-
-
-def test_spark_application_brings_the_libraries_of_its_hadoop():
-    """Another version of hadoop-aws fails at its first use."""
-    pyspark = pytest.importorskip("pyspark")
-    jars = Path(pyspark.__file__).parent / "jars"
-    (hadoop,) = [jar.stem.removeprefix("hadoop-client-api-") for jar in jars.glob("hadoop-client-api-*.jar")]
-    application = yaml.safe_load((KUBERNETES / "spark-application.yaml").read_text())["spec"]
-    assert application["deps"]["packages"] == [f"org.apache.hadoop:hadoop-aws:{hadoop}"]
 
 
 # Notes

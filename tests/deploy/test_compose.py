@@ -30,7 +30,8 @@ from tests.deploy.files import (
     image_environment,
     last_stage,
 )
-from workers.spark.__main__ import command_line
+from workers.jobs.__main__ import Processes
+from workers.jobs.command import command_line
 
 BIN = Path(sys.prefix) / "bin"
 NGINX = ROOT / "examples/compose/nginx.conf"
@@ -133,10 +134,8 @@ def test_deployment_has_the_required_parts():
     for name in plain - {"migrate"}:
         assert services[name]["restart"] == "unless-stopped", name
         assert has_health_check(services[name]) == (name != "workers"), name  # workers serve no requests
-    assert services["spark"]["profiles"] == ["spark"]
-    assert {services[name]["environment"]["QUOTAGATE_LOG_URL"] for name in ("workers", "spark")} == {
-        f"{image_environment()['QUOTAGATE_HOME']}/log"
-    }
+    log = services["workers"]["environment"]["QUOTAGATE_LOG_URL"]
+    assert log == f"{image_environment()['QUOTAGATE_HOME']}/log"
 
 
 def test_each_image_is_pinned_to_one_version():
@@ -224,18 +223,18 @@ def test_documented_commands_make_the_secrets(tmp_path):
 
 
 def test_documented_jobs_can_run():
-    """Each job gets all its settings, and writes to a volume that a running service also mounts."""
+    """Each job runs in the service that has the log's volume, and writes to this volume."""
     text = re.sub(r"\n# *", " ", COMPOSE.read_text())
-    jobs = re.findall(r"run --rm spark (\w+) ([^`]*?)(?:`| docker)", text)
-    assert [name for name, _ in jobs] == ["audit", "backfill"]
+    jobs = re.findall(r"run --rm workers quotagate (audit|backfill run) ([^`]*?)(?:`| docker)", text)
+    assert [name for name, _ in jobs] == ["audit", "backfill run"]
     for name, options in jobs:
-        assert not Path(command_line().parse_args([name, *options.split()]).out).is_absolute()
-    services = compose()["services"]
+        arguments = command_line(Processes()).parse_args([name.split()[0], *options.split()])
+        assert not Path(arguments.out).is_absolute()
+    workers = compose()["services"]["workers"]
     home = image_environment()["QUOTAGATE_HOME"]
     assert last_stage()["WORKDIR"] == home
-    assert {volume for name in ("workers", "spark") for volume in services[name]["volumes"]} == {
-        f"log:{home}"
-    }
+    assert workers["volumes"] == [f"log:{home}"]
+    assert "entrypoint" not in workers, "the job's command would become its arguments"
     (brought,) = re.findall(r"compose cp workers:(\S+) ", text)
     assert brought == f"{home}/{jobs[0][1].split()[1]}"
     assert re.findall(r"run --rm workers quotagate backfill load (\S+)`", text) == [jobs[1][1].split()[1]]
@@ -244,7 +243,7 @@ def test_documented_jobs_can_run():
 def test_setting_that_an_audit_needs_is_set_on_each_node():
     for given, kept in (({}, "denied"), ({"QUOTAGATE_LOG": "all"}, "all")):
         found = compose({**SECRETS, **given})["services"]
-        assert {found[name]["environment"]["QUOTAGATE_LOG"] for name in ("api", "workers", "spark")} == {kept}
+        assert {found[name]["environment"]["QUOTAGATE_LOG"] for name in ("api", "workers")} == {kept}
 
 
 @pytest.fixture
@@ -255,7 +254,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
+@pytest.mark.parametrize("name", ["api", "migrate", "workers"])
 def test_variables_are_settings_and_their_values_load(name, bare, monkeypatch):
     service = compose()["services"][name]
     for variable, value in {**image_environment(), **service["environment"]}.items():
@@ -283,10 +282,10 @@ def test_only_the_network_of_prometheus_needs_no_key(bare, monkeypatch):
     assert within == {"api", "prometheus", "grafana"}
 
 
-@pytest.mark.parametrize("name", ["api", "migrate", "workers", "spark"])
+@pytest.mark.parametrize("name", ["api", "migrate", "workers"])
 def test_commands_exist(name):
     service = compose()["services"][name]
-    program, *words = service.get("entrypoint") or service.get("command", image_command())
+    program, *words = service.get("command", image_command())
     assert program == "quotagate"
     subprocess.run([BIN / program, *words, "--help"], check=True, stdout=subprocess.DEVNULL)
 

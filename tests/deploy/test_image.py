@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ from tests import stores
 from tests.deploy.files import (
     DOCKERFILE,
     ROOT,
-    compose,
     copied,
     dockerfile,
     image_environment,
@@ -67,26 +68,26 @@ def test_packages_from_a_registry_are_pinned_by_hash():
     ]
 
 
-def test_build_argument_adds_spark():
+def test_build_argument_adds_envoys_service():
     """The only difference is another list of requirements."""
     arguments = [step.rest for step in dockerfile() if step.name == "ARG"]
     assert arguments == ["PYTHON=python:3.11.15-slim-trixie", "REQUIREMENTS=requirements.txt"]
-    (given,) = [
-        service["build"]["args"]
-        for service in compose()["services"].values()
-        if isinstance(service.get("build"), dict)
-    ]
-    assert given["REQUIREMENTS"] in set(copied())
-    assert re.search(r"^pyspark==", (ROOT / given["REQUIREMENTS"]).read_text(), re.MULTILINE)
+    documented = set(re.findall(r"REQUIREMENTS=(\S+)", (ROOT / "docs/kubernetes.md").read_text()))
+    lists = {path for path in copied() if path.startswith("requirements")}
+    assert lists == {"requirements.txt", *documented}
+    assert documented == {"requirements-envoy.txt"}
+    assert re.search(r"^h2==", (ROOT / "requirements-envoy.txt").read_text(), re.MULTILINE)
 
 
-def test_image_for_kubernetes_has_what_jobs_need():
-    """It is Spark's image with the same packages. Only a container engine could test the build."""
+def test_image_for_kubernetes_has_the_packages_of_the_jobs(tmp_path):
+    """It is Spark's image with the packages that jobs import. Only a container engine could build it."""
     linted = lint(SPARK_DOCKERFILE)
     assert (linted.returncode, linted.stdout) == (0, "")
     text = SPARK_DOCKERFILE.read_text()
     pinned = re.findall(r"(\w+)==([\d.]+)", text)
-    assert [name for name, _ in pinned] == ["mmh3", "pandas", "pyarrow"]
+    names = {name for name, _ in pinned}
+    assert jobs_import(names, tmp_path / "all")
+    assert not [name for name in names if jobs_import(names - {name}, tmp_path / f"all-but-{name}")]
     requirements = (ROOT / "requirements-spark.txt").read_text()
     for name, version in [*pinned, ("pyspark", re.findall(r"BASE=\S+:(\S+)", text)[0])]:
         assert f"\n{name}=={version} " in requirements
@@ -96,6 +97,25 @@ def test_image_for_kubernetes_has_what_jobs_need():
     (home,) = re.findall(r"^ENV PYTHONPATH=(\S+)$", text, re.MULTILINE)
     assert copied_here == {path: f"{home}/{path}" for path in PACKAGES}
     assert f"local://{home}/workers/spark/__main__.py" in (ROOT / "docs/pipeline.md").read_text()
+
+
+def jobs_import(packages: Iterable[str], folder: Path) -> bool:
+    """Whether the jobs can be imported where only these packages are installed."""
+    folder.mkdir()
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if each.name.partition(".")[0] in packages:
+            (folder / each.name).symlink_to(each)
+    modules = "workers.jobs.command, workers.jobs.audit.report"
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", f"import {modules}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0 or "ModuleNotFoundError" in ran.stderr, ran.stderr
+    return ran.returncode == 0
 
 
 def test_builder_is_sent_only_what_is_copied():

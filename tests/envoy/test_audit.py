@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.decision_log import worker
 from tests.envoy.calls import connected, descriptor, serving
 from tests.envoy.test_service import a_minute
 from tests.system.test_log_contents import kinds, until
 from workers.decision_log.read import read
+from workers.jobs.audit.contradictions import contradictions, decision_rows, wrong_decision
 
 SIX = [("rich", 1), ("poor", 1), ("rich", 3)]
 
 
 def test_rows_of_requests_contradict_nothing(tmp_path: Path):
-    checks = pytest.importorskip("workers.spark.audit.contradictions")
     asked = [descriptor({"principal": name, "remote_address": "10.0.0.7"}, hits) for name, hits in SIX]
     with serving(environment={"QUOTAGATE_LOG": "all"}) as (node, port), connected(port) as client:
         node.put("user=*", request_rate=a_minute(5))
@@ -26,8 +24,8 @@ def test_rows_of_requests_contradict_nothing(tmp_path: Path):
         assert codes == ["OK", "OVER_LIMIT", "OVER_LIMIT", "OVER_LIMIT"]
         with worker.inside(node.store_url, tmp_path / "log", limits={"age_s": 0.2}):
             until(tmp_path / "log", lambda rows: kinds(rows).count("decision") == 4 * len(SIX))
-    rows = list(checks.decision_rows(read(tmp_path / "log").to_batches()))
+    rows = list(decision_rows(read(tmp_path / "log").to_batches()))
     assert len(rows) == 4 * len(SIX)
     for row in rows:
-        assert not list(checks.contradictions(row))
-        assert checks.wrong_decision(row, sequential=False) is None
+        assert not list(contradictions(row))
+        assert wrong_decision(row, sequential=False) is None

@@ -1,379 +1,64 @@
-"""The job `backfill`: its assertions equal the oracle's buckets, and restore a lost store."""
+"""The job `backfill` on Spark: its functions give the same assertions as in a process of this machine."""
 
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-import redis
-from chispa import assert_df_equality
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
-from app.backfill.load import LoadCounts, QuotaResolver, call_batches
-from app.domain import sampled_rate, token_bucket
-from app.domain.assertion import MANIFEST, Assertion, identity_of
-from app.domain.digest import digest, fingerprint, spread
-from app.domain.ladder import MatchingRules
-from app.domain.oracle import IdsBucket, Oracle, RateBucket, TokensBucket
-from app.domain.quota import Defaults, Layers
-from app.store.loading import Loader
-from app.store.redis import RedisStore
-from tests import stores
-from tests.charging import decision_on, plan_for
-from tests.spark.backfills import made
-from tests.spark.java import quick_start
-from tests.spark.logs import SECRET, START_MS, OracleLog, asks
-from workers.decision_log.schema import SCHEMA, with_secrets
-from workers.generate.traffic import Traffic
-from workers.generate.write_log import Order, write_log
-from workers.spark import assertions, backfill, log, session
-from workers.spark.__main__ import main
-from workers.spark.errors import JobError, JobUsageError
-from workers.spark.log import Fingerprints, Period
-
-FORWARDS: Final = (0, 1, 7, 40, 90, 150, 400)
-PRINCIPALS: Final = ("a", "b", "c d", "*")
-MAX_IDS: Final = 1_000_000
+from app.domain.oracle import Oracle
+from tests.jobs.backfills import assertions, made
+from tests.jobs.logs import SECRET, START_MS, OracleLog, asks
+from tests.spark.driver import OnSpark
+from workers.jobs.backfill import foreign, logged
+from workers.jobs.errors import JobError
 
 
-def logged(count: int = 700, seed: int = 1, gaps: Sequence[int] = FORWARDS) -> OracleLog:
-    """A log of random asks, and the oracle that decided them."""
-    found = OracleLog(Oracle(SECRET))
-    found.run(asks(seed, PRINCIPALS), count, gaps, seed)
-    return found
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUOTAGATE_HASH_SECRET", SECRET.hex())
+    for module in (foreign, logged):
+        monkeypatch.setattr(module, "partitions_for", lambda _: 3)
 
 
-def read(spark: SparkSession, folder: Path) -> DataFrame:
-    return log.read(spark, str(folder), Period())
+def same(spark: SparkSession, tmp_path: Path, **given: Any) -> int:
+    """Hold a run on Spark to one without; return how many assertions there are."""
+    alone = made(tmp_path / "alone", **given)
+    on_spark = made(tmp_path / "on-spark", driver=OnSpark(spark), **given)
+    assert (on_spark.at_ms, on_spark.secret, on_spark.rows) == (alone.at_ms, alone.secret, alone.rows)
+    assert assertions(on_spark) == assertions(alone)
+    return alone.rows
 
 
-def said(frame: DataFrame) -> list[Assertion]:
-    """All assertions, in the order of their buckets."""
-    return sorted((Assertion(*row) for row in frame.collect()), key=str)
+def test_log_gives_the_same_assertions(spark: SparkSession, tmp_path: Path):
+    history = OracleLog(Oracle(SECRET))
+    history.run(asks(1, ("a", "b", "c d")), 300, (0, 1, 40, 400, -30))
+    history.write(tmp_path / "log", history.rows[::2], "one")
+    history.write(tmp_path / "log", history.rows[1::2], "two")
+    assert same(spark, tmp_path, log=str(tmp_path / "log")) > 100
 
 
-def of(found: Sequence[Assertion], bucket: str, quota: str, identity: str, kind: str) -> list[Assertion]:
-    return [one for one in found if one[:4] == (quota, bucket, identity, kind)]
-
-
-@pytest.mark.parametrize("gaps", [FORWARDS, (*FORWARDS, -30, -5_000, -90_000)])
-def test_assertions_are_what_the_oracle_holds(spark: SparkSession, tmp_path: Path, gaps: tuple[int, ...]):
-    history = logged(500, gaps=gaps)
-    history.now_ms = max(row["at_ms"] for row in history.rows)
-    history.run(asks(2, PRINCIPALS), 200, FORWARDS)
-    rows, at_ms = read(spark, history.write(tmp_path / "log")), history.now_ms
-    assert assertions.is_whole(rows)
-    found = said(assertions.from_log(rows, at_ms, MAX_IDS, rates=True))
-    quotas = {quota.key: quota for entities in history.quotas.values() for quota in entities.values()}
-    met = Counter[str]()
-    for (key, bucket, _, _), held in history.oracle.buckets.items():
-        quota = quotas[str(key)]
-
-        def named(kind: str, quota=quota, bucket=bucket, key=key) -> list[Assertion]:
-            return of(found, str(bucket), str(key), identity_of(quota), kind)
-
-        if isinstance(held, RateBucket):
-            live = sampled_rate.live_samples(
-                held.state, at_ms, sampled_rate.kept_samples(quota.samples), quota.sample_ms
-            )
-            assert [(a.value, a.at_ms, a.last_ms) for a in named("sample")] == [tuple(s) for s in live]
-            met["sample"] += len(live)
-        elif isinstance(held, TokensBucket):
-            full = token_bucket.tokens_at(held.state, at_ms, quota.limit, quota.burst) >= quota.burst
-            wanted = [] if full or held.state is None else [tuple(held.state)]
-            assert [(a.value, a.at_ms) for a in named("tokens")] == wanted
-            met["tokens"] += len(wanted)
-        elif isinstance(held, IdsBucket):
-            charged = Counter(at for at in held.state.charges if at_ms - at < quota.window_ms)
-            assert {a.at_ms: a.value for a in named("charge")} == charged
-            ids = named("id")
-            assert len(ids) == held.state.remembered(at_ms, quota.layers)
-            for one in ids:
-                assert one.digest is not None
-                assert one.layer_ms is not None
-                place = held.state.find(
-                    spread(one.digest.to_bytes(8, "big", signed=True)), at_ms, quota.layers
-                )
-                assert place is not None
-                assert held.state.layers[place.layer] == one.layer_ms
-                assert one.layer_ms <= one.at_ms < one.layer_ms + quota.layers.interval_ms
-            met["id"] += len(ids)
-            met["charge"] += len(charged)
-    assert len(found) == sum(met.values()), "there are no other assertions"
-    assert min(met[kind] for kind in ("charge", "id", "sample")) > 20
-
-
-def test_log_of_denied_asks_has_all_ids(spark: SparkSession, tmp_path: Path):
-    history = logged()
-    at_ms = max(row["at_ms"] for row in history.rows)
-    whole = read(spark, history.write(tmp_path / "whole"))
-    rows = read(spark, history.write(tmp_path / "denied", list(denied(history.rows))))
-    assert not assertions.is_whole(rows)
-    ids = assertions.from_log(whole, at_ms, MAX_IDS, rates=False)
-    assert {row.kind for row in ids.select("kind").distinct().collect()} == {"charge", "id"}
-    assert_df_equality(
-        assertions.from_log(rows, at_ms, MAX_IDS, rates=False),
-        ids,
-        ignore_row_order=True,
-        ignore_nullable=True,
-    )
-
-
-def denied(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows that a node with QUOTAGATE_LOG=denied would log."""
-    for row in rows:
-        if row["decision"] != "admit":
-            yield row
-            continue
-        wrote = [each for each in row["verdicts"] if each["charged_ids"] or each["refreshed_ids"]]
-        if wrote:
-            about = {name: row[name] for name in ("batch", "place", "node", "at_ms", "order", "principal")}
-            yield {**row, **dict.fromkeys(("decision", "ids")), **about, "kind": "ids", "verdicts": wrote}
-
-
-def test_reset_empties_the_bucket(spark: SparkSession, tmp_path: Path):
-    history = logged(200)
-    after = history.order
-    history.order += 128
-    emptied = ["producer_ids_rate", "request_rate"]
-    history.add(
-        kind="reset",
-        order=after,
-        change={
-            "what": "user=a",
-            "before": json.dumps({"quotas": emptied}),
-            "after": None,
-            "who": "me",
-            "version": None,
-        },
-    )
-    rows = read(spark, history.write(tmp_path / "one"))
-    found = said(assertions.from_log(rows, history.now_ms, MAX_IDS, rates=True))
-    assert not [a for a in found if a.bucket == "user=a" and a.quota in emptied]
-    assert [a for a in found if a.bucket == "user=b" and a.quota == "producer_ids_rate"]
-
-    ask = next(asks(5, ["a"]))
-    history.now_ms += 10
-    history.ask(replace(ask, mode="record", usage={"requests": 2}, producer_ids=(991, 992)))
-    rows = read(spark, history.write(tmp_path / "two"))
-    found = said(assertions.from_log(rows, history.now_ms, MAX_IDS, rates=True))
-    new = [int.from_bytes(digest(SECRET, "a", id_), "big", signed=True) for id_ in (991, 992)]
-    mine = [a for a in found if a.bucket == "user=a" and a.quota == "producer_ids_rate"]
-    assert {a.digest for a in mine if a.kind == "id"} == set(new)
-    assert [(a.at_ms, a.value) for a in mine if a.kind == "charge"] == [(history.now_ms, 2)]
-
-
-def test_late_decisions_count_but_loads_and_dropped_rows_do_not(spark: SparkSession, tmp_path: Path):
-    """`late` is a decision of the store; `load` and `dropped` have no charges, and no time that counts."""
-    history = logged(300)
-    plain = said(
-        assertions.from_log(
-            read(spark, history.write(tmp_path / "plain")), history.now_ms, MAX_IDS, rates=True
-        )
-    )
-    for row in history.rows[1::3]:
-        if row["order"] is not None and not row["replayed"]:
-            row["kind"] = "late"
-    about = dict.fromkeys(("before", "after", "who", "version"))
-    quotas = json.dumps({"quotas": ["producer_ids_rate", "request_rate"]})
-    history.add(kind="load", order=history.order, change=about | {"what": "user=a", "after": quotas})
-    history.add(kind="dropped", change=about | {"what": "full", "after": '{"rows": 3}'})
-    history.rows[-1]["at_ms"] += 86_400_000  # the node's clock is a day ahead
-    folder = made(spark, tmp_path / "out", log=str(history.write(tmp_path / "late")))
-    assert folder.at_ms == history.now_ms
-    assert sorted((row for part in folder.read() for row in part), key=str) == plain
-
-
-def test_order_of_rows_and_files_does_not_matter(spark: SparkSession, tmp_path: Path):
-    """Only the store's order counts, also where times go back."""
-    history = logged(400, gaps=(*FORWARDS, -30, -90_000))
-    at_ms = max(row["at_ms"] for row in history.rows)
-    rows = read(spark, history.write(tmp_path / "straight"))
-    straight = said(assertions.from_log(rows, at_ms, MAX_IDS, rates=True))
-    mixed = random.Random(1).sample(history.rows, len(history.rows))
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_history_gives_the_same_assertions(spark: SparkSession, tmp_path: Path, kind: str):
+    uses = [
+        {"principal": f"p{number % 7}", "id": number % 50, "time": START_MS + number} for number in range(300)
+    ]
+    (tmp_path / "uses").mkdir()
     for part in range(3):
-        history.write(tmp_path / "mixed", mixed[part::3], f"part-{part}")
-    rows = read(spark, tmp_path / "mixed")
-    assert said(assertions.from_log(rows, at_ms, MAX_IDS, rates=True)) == straight
+        if kind == "json":
+            lines = "".join(json.dumps(use) + "\n" for use in uses[part::3])
+            (tmp_path / "uses" / f"{part}.json").write_text(lines)
+        else:
+            pq.write_table(pa.Table.from_pylist(uses[part::3]), tmp_path / "uses" / f"{part}.parquet")
+    assert same(spark, tmp_path, history=str(tmp_path / "uses"), format=kind) > 300
 
 
-OURS, THEIRS = (fingerprint(bytes([number]) * 32) for number in (1, 2))
-
-
-def footer_of(*secrets: str) -> Any:
-    return SimpleNamespace(metadata=with_secrets(SCHEMA, secrets).metadata)
-
-
-@pytest.mark.parametrize(
-    ("deployment", "files", "whose"),
-    [
-        (OURS, [footer_of(THEIRS)], "file-0: .* than that of this deployment"),
-        (OURS, [footer_of(), footer_of(OURS), footer_of(OURS, THEIRS)], "file-2: .* this deployment"),
-        (None, [footer_of(OURS), footer_of(THEIRS)], "file-1: .* than that of file-0"),
-        (None, [footer_of(OURS, THEIRS)], "file-0: .* than that of file-0"),
-    ],
-)
-def test_log_of_another_secret_is_refused_with_its_file_name(
-    deployment: str | None, files: list[Any], whose: str
-):
-    found = Fingerprints(deployment)
-    *before, last = [(f"file-{number}", file) for number, file in enumerate(files)]
-    for each in before:
-        found.check(*each)
-    with pytest.raises(JobError, match=rf"{whose} .*set QUOTAGATE_HASH_SECRET"):
-        found.check(*last)
-
-
-def test_secret_of_log_is_its_own_or_the_deployments():
-    for deployment, files, known in (
-        (OURS, [footer_of(), footer_of(OURS)], OURS),
-        (None, [footer_of(), footer_of(THEIRS), footer_of(THEIRS)], THEIRS),
-        (OURS, [footer_of()], OURS),
-        (None, [footer_of()], None),
-    ):
-        found = Fingerprints(deployment)
-        for file in files:
-            found.check("file", file)
-        assert found.known == known
-
-
-def test_output_folder_names_the_secret_of_the_log(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A log of another secret leads to no folder."""
-    traffic = Traffic(seed=2, events=100, rate=5.0, principals=9)
-    write_log(Order(traffic, START_MS, bytes([1]) * 32, 1), tmp_path / "log", tmp_path / "truth")
-    assert made(spark, tmp_path / "1", log=str(tmp_path / "log")).secret == OURS
-    monkeypatch.setenv("QUOTAGATE_HASH_SECRET", "02" * 32)
-    with pytest.raises(
-        JobError, match=r"generated-0\.parquet: metadata quotagate\.secrets: its ids were hashed"
-    ):
-        made(spark, tmp_path / "2", log=str(tmp_path / "log"))
-    assert not (tmp_path / "2").exists()
-
-
-async def test_lost_store_is_restored(spark: SparkSession, tmp_path: Path):
-    """A store that was filled from the log decides like one that was never lost."""
-    history = logged(900)
-    folder = made(spark, tmp_path / "assertions", log=str(history.write(tmp_path / "log")))
-    assert folder.at_ms == history.now_ms
-    with stores.running("valkey") as url:
-        loader = Loader(url, folder.name, at_ms=folder.at_ms)
-        counts = LoadCounts()
-        resolver = QuotaResolver(lambda: history.quotas, MatchingRules(), counts)
-        for loads, done in call_batches(folder.read(), 0, resolver):
-            for loaded in await loader.load(loads, done):
-                counts.add(loaded)
-        await loader.close()
-        assert (counts.skipped, counts.loaded.there, counts.loaded.no_room) == ({}, 0, 0)
-        with redis.Redis.from_url(url) as keys:
-            assert len(keys.keys("qg1:{*")) > 10
-        await same_decisions(history, url)
-
-
-async def same_decisions(history: OracleLog, url: str, count: int = 400) -> None:
-    """The store decides the next asks like the oracle, which has seen everything."""
-    store = RedisStore(url, caller_clock=True)
-    await store.connect()
-    met = Counter[str]()
-    for ask in islice(asks(1, PRINCIPALS), 900, 900 + count):
-        history.now_ms += FORWARDS[len(str(ask)) % len(FORWARDS)]
-        timed = replace(ask, at_ms=history.now_ms)
-        if ask.principal is None:
-            timed = replace(timed, producer_ids=None)
-        plan = plan_for(timed, history.quotas, MatchingRules(), SECRET)
-        if plan is None:
-            continue
-        (answer,) = await store.decide([plan])
-        got = decision_on(timed, plan, answer)
-        assert got == history.oracle.decide(timed, history.quotas, MatchingRules(), history.now_ms), timed
-        met[got.decision] += 1
-    await store.close()
-    assert met["admit"] > 50
-    assert met["throttle"] + met["delay"] > 50
-
-
-@pytest.mark.parametrize(
-    ("layers", "window_ms", "why"),
-    [
-        ("layred", 60_000, "--layers: 'layred' must be one of layered, kip936, timed, or INTERVAL_MS/TTL_MS"),
-        ("100/500", 60_000, "one to four intervals"),
-        ("layered", 10, "--window-ms: must be from 1000"),
-    ],
-)
-def test_invalid_layers_are_wrong_use(layers: str, window_ms: int, why: str):
-    with pytest.raises(JobUsageError, match=why.replace("/", "/")):
-        backfill.layers_of(layers, window_ms)
-
-
-def test_layers_are_a_policy_or_two_numbers():
-    assert backfill.layers_of("layered", 60_000) == Layers.named("layered", 60_000)
-    assert backfill.layers_of("100/400", 60_000) == Layers(100, 400)
-    assert Defaults().layers in ("layered", "kip936", "timed")
-
-
-def command(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the job as a program, as at a terminal."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "workers.spark", "backfill", "--out", str(tmp_path / "out"), *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={"PATH": "/usr/bin:/bin", "QUOTAGATE_HASH_SECRET": SECRET.hex(), "PYTHONPATH": str(Path.cwd())},
-    )
-
-
-def test_command_leaves_a_complete_folder_or_none(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """Once as a program; the failing runs are in this process, with the tests' own Spark session."""
-    history = logged(50)
-    folder = history.write(tmp_path / "log")
-    done = command(tmp_path, "--log", str(folder), f"--java={quick_start()}")
-    assert done.returncode == 0, done.stderr
-    assert f"next: quotagate backfill load {tmp_path}/out" in done.stdout
-    assert SECRET.hex() not in done.stdout + done.stderr
-    assert {each.name for each in (tmp_path / "out").iterdir()} == {MANIFEST, "assertions"}
-    held = (tmp_path / "out" / MANIFEST).read_text()
-    (bad,) = (each for each in (tmp_path / "log").rglob("*.parquet"))
-    bad.write_bytes(bad.read_bytes()[:2_000])
-    monkeypatch.setattr(session, "spark_session", lambda *_: nullcontext(spark))
-    out = str(tmp_path / "out")
-    assert main(["backfill", "--out", out, "--log", str(folder), "--overwrite"]) == 1
-    assert f"{bad}: cannot be read as Parquet" in capsys.readouterr().err
-    assert (tmp_path / "out" / MANIFEST).read_text() == held, "the old folder stays"
-    assert {each.name for each in tmp_path.iterdir()} == {"log", "out"}
-    assert main(["backfill", "--out", out, "--history", str(bad), "--at", "soon"]) == 2
-
-
-def test_assertions_of_a_long_log_equal_the_truth(spark: SparkSession, tmp_path: Path):
-    traffic = Traffic(seed=11, events=60_000, rate=120.0)
-    write_log(Order(traffic, START_MS, SECRET, 2), tmp_path / "log", tmp_path / "truth")
-    rows = read(spark, tmp_path / "log")
-    at_ms = START_MS + 400_000
-    frame = assertions.from_log(rows.where(f.col("at_ms") <= at_ms), at_ms, MAX_IDS, rates=True)
-    found = frame.groupBy("quota", "bucket", "kind").agg(f.sum("value").alias("sum"), f.count("*").alias("n"))
-    said_ = {
-        (row.bucket, row.kind): row for row in found.where(f.col("quota") == "producer_ids_rate").collect()
-    }
-    truth = spark.read.parquet(f"{tmp_path}/truth/*.parquet").where(
-        (f.col("at_ms") <= at_ms) & f.col("charged")
-    )
-    charged = truth.where(at_ms - f.col("at_ms") < 600_000).groupBy("principal").count().collect()
-    assert len(charged) > 100
-    for principal, count in charged:
-        assert said_[f"user={principal}", "charge"].sum == count, principal
+def test_invalid_value_is_refused_by_its_file(spark: SparkSession, tmp_path: Path):
+    (tmp_path / "uses.json").write_text('{"principal": "a", "id": 1.5, "time": 1}\n')
+    with pytest.raises(JobError, match=r"uses\.json: field id: must be a signed 64-bit integer or a text"):
+        made(tmp_path / "out", driver=OnSpark(spark), history=str(tmp_path / "uses.json"))

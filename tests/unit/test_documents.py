@@ -16,7 +16,9 @@ import yaml
 
 from app.run.cli import cli
 from tests.tiers import refusal
-from workers.spark.__main__ import command_line
+from workers.jobs.__main__ import Processes
+from workers.jobs.command import Driver, command_line
+from workers.spark.__main__ import Spark
 
 ROOT: Final = Path(__file__).parents[2]
 DECISIONS: Final = ROOT / "docs" / "decisions"
@@ -35,6 +37,8 @@ COMMAND: Final = re.compile(r"^(?:\$ )?(?:\S*/)?(make|quotagate) (.+)$")
 TARGET: Final = re.compile(r"^([\w./-]+):.*", re.MULTILINE)
 _RECORD: Final = r"\[\d{4}\]\(\S+\.md\)"
 STATUS: Final = re.compile(rf"Status: accepted(; amended by {_RECORD}: .+?)?(; amends {_RECORD})?")
+LOCAL_JOBS: Final = {"audit": "audit", "run": "backfill"}
+"""The jobs that commands run on this machine: `quotagate audit` and `quotagate backfill run`."""
 MADE: Final = frozenset({"clients/generated"})
 """Paths that `make` writes into the working copy."""
 
@@ -135,12 +139,19 @@ def check_command(words: list[str], shown: str) -> None:
     if command.name == "generate" or (command.name == "spark" and (not words or not words[0].islower())):
         return
     if command.name == "spark":
-        jobs: Any = next(action.choices for action in command_line()._actions if action.choices)
-        assert words[0] in jobs, shown
-        known = set(jobs[words[0]]._option_string_actions)
+        known = options_of(Spark(), words[0], shown)
+    elif command.name in LOCAL_JOBS:
+        known = options_of(Processes(), LOCAL_JOBS[command.name], shown)
     known |= {"--help", "--version", "--install-completion"}
     used = {word.partition("=")[0].rstrip(",;") for word in words if word.startswith("--")}
     assert used <= known, shown
+
+
+def options_of(driver: Driver, job: str, shown: str) -> set[str]:
+    """The options of a job."""
+    jobs: Any = next(action.choices for action in command_line(driver)._actions if action.choices)
+    assert job in jobs, shown
+    return set(jobs[job]._option_string_actions)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=relative)

@@ -11,7 +11,7 @@ from rich.console import Console
 from app.run.commands import show
 from app.terminal import escape_output, styled
 from workers.generate.progress import bar
-from workers.spark.audit.terminal import principal_text
+from workers.jobs.audit.terminal import principal_text
 
 HOSTILE = "\x1b[66m\r\x7f\x9b66m\u202e\u2028\udc80"
 ESCAPED = r"\x1b[66m\r\x7f\x9b66m\u202e\u2028\udc80"

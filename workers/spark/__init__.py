@@ -1,1 +1,1 @@
-"""Spark jobs over the decision log: audits that prove the limits held, and backfills of a lost store."""
+"""The driver of jobs for Spark: for decision logs of more than one machine."""

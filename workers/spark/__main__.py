@@ -1,78 +1,74 @@
-"""The command line of the jobs: `python -m workers.spark JOB ...`, which spark-submit starts too.
-
-Exit codes: 0 done, and every check passed; 1 refused or failed, or a check did not pass; 2 wrong use.
-"""
+"""`python -m workers.spark JOB ...`: a job on Spark, which spark-submit starts too."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from app.terminal import escape_output, plain
-from workers.arguments import PlainArgumentParser
-from workers.spark import backfill
-from workers.spark.audit import job as audit
-from workers.spark.errors import JobError, JobUsageError, explain
+from workers.jobs import command
 
-JOBS: Final = {
-    "backfill": (backfill, "compute what every filter and window should hold at a moment"),
-    "audit": (audit, "prove from the log that the limits held"),
-}
-"""Module and summary of each job, by name. A module has ``add_arguments`` and ``run``; only ``run`` imports
-Spark, so that its help appears at once."""
-
-EXIT_CODES: Final = "0 done, and everything checked held; 1 refused, failed, or did not hold; 2 wrong use."
+if TYPE_CHECKING:
+    from workers.jobs.files import FooterCheck, LogPart
+    from workers.jobs.period import Period
+    from workers.jobs.progress import Progress
+    from workers.jobs.runner import Runner
 
 
-def command_line() -> PlainArgumentParser:
-    """The parser of all jobs' arguments."""
-    parser = PlainArgumentParser(
-        prog="quotagate spark",
-        description="Spark jobs over the decision log.",
-        epilog=f"Exit codes: {EXIT_CODES}",
-    )
-    jobs = parser.add_subparsers(dest="job", metavar="JOB", required=True)
-    for name, (job, summary) in JOBS.items():
-        subparser = jobs.add_parser(
-            name, help=summary, description=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+class Spark:
+    """Runs jobs on Spark: on this machine, or on the master that Spark's settings name."""
+
+    program = "quotagate spark"
+    description = "Jobs over the decision log, on Spark."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options of the session."""
+        parser.add_argument(
+            "--master",
+            type=_master,
+            help="where to run: spark://..., k8s://..., yarn; default: Spark's settings, else local[*]",
         )
-        _add_common_arguments(subparser)
-        job.add_arguments(subparser)
-        subparser.set_defaults(run=job.run)
-    return parser
+        parser.add_argument(
+            "--memory",
+            type=_memory,
+            help="memory of the Java on this machine; default: Spark's settings, else 2g",
+        )
+        parser.add_argument("--java", default="", metavar="OPTIONS", help="further options for that Java")
+        parser.add_argument(
+            "--conf",
+            action="append",
+            default=[],
+            type=_setting,
+            metavar="KEY=VALUE",
+            help="a setting of Spark, as for spark-submit; may be given several times",
+        )
 
+    def row_groups(self, url: str, period: Period, check: FooterCheck | None = None) -> Sequence[LogPart]:
+        """The row groups of the log's files."""
+        from workers.jobs.files import row_groups  # pyarrow is slow to import, and --help does not need it
 
-def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--master",
-        type=_master,
-        help="where to run: spark://..., k8s://..., yarn; default: spark-submit's, else local[*]",
-    )
-    parser.add_argument(
-        "--memory",
-        type=_memory,
-        default="2g",
-        help="memory of the Java on this machine; default: %(default)s",
-    )
-    parser.add_argument("--java", default="", metavar="OPTIONS", help="further options for that Java")
-    parser.add_argument(
-        "--log",
-        default=os.environ.get("QUOTAGATE_LOG_URL"),
-        help="URL of the decision log; default: QUOTAGATE_LOG_URL",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the output folder of an earlier run"
-    )
-    parser.add_argument(
-        "--max-ids",
-        type=_positive,
-        default=os.environ.get("QUOTAGATE_MAX_IDS_PER_PRINCIPAL", "1000000"),
-        help="ids remembered for each principal; default: QUOTAGATE_MAX_IDS_PER_PRINCIPAL, %(default)s",
-    )
+        return row_groups(url, period, check)
+
+    @contextmanager
+    def runner(self, arguments: argparse.Namespace, progress: Progress, _rows: int, /) -> Iterator[Runner]:
+        """A runner with a session of its own."""
+        from workers.spark.runner import SparkRunner  # Spark is slow to import, and --help does not need it
+        from workers.spark.session import spark_session
+
+        name, settings = f"quotagate {arguments.job}", dict(arguments.conf)
+        with spark_session(name, arguments.master, arguments.memory, arguments.java, settings) as spark:
+            yield SparkRunner(spark, progress)
+
+    def explain(self, error: Exception, /) -> str | None:
+        """The cause of an error of Spark."""
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            return None
+        from workers.spark.errors import explain
+
+        return explain(str(error))
 
 
 def _master(text: str) -> str:
@@ -87,32 +83,16 @@ def _memory(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
-    return int(text)
+def _setting(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name.startswith("spark."):
+        raise argparse.ArgumentTypeError("must be a setting of Spark such as spark.executor.memory=4g")
+    return name, value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job; returns the exit code."""
-    escape_output()
-    parser = command_line()
-    arguments = parser.parse_args(argv)
-    try:
-        return cast("int", arguments.run(arguments))
-    except JobUsageError as error:
-        print(plain(f"quotagate: {parser.redacted(str(error))}"), file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    except JobError as error:
-        print(plain(f"quotagate: {error}"), file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-            raise
-        print(f"quotagate: {explain(str(error))}", file=sys.stderr)  # noqa: T201
-        return 1
+    """Run a job on Spark; returns the exit code."""
+    return command.main(Spark(), argv)
 
 
 if __name__ == "__main__":

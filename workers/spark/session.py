@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 LOCAL: Final = "local[*]"
@@ -37,18 +39,14 @@ done
 exec "{java}" "$@"
 """
 
-SETTINGS: Final[dict[str, Any]] = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-    # for histories, which may have both columns A and a, and pandas' nanoseconds as times
-    "spark.sql.caseSensitive": "true",
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
-}
+DEFAULTS: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+"""Settings that hold unless the user has others, in spark-defaults.conf or by --conf.
+
+spark-submit has settings of its own, which ours would override.
+"""
+
+SET: Final = re.compile(r"\s*(spark\.[^\s=:]+)(?:\s*[=:]\s*|\s+)")
+"""A line of spark-defaults.conf that sets something; the name is a group."""
 
 LOG4J: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -71,46 +69,73 @@ logger.writer.level = off
 
 @contextmanager
 def spark_session(
-    name: str, master: str | None = None, memory: str = DRIVER_MEMORY, java: str = ""
+    name: str,
+    master: str | None = None,
+    memory: str | None = None,
+    java: str = "",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """A Spark session that stops at the end of the block.
 
+    The user's own settings win over our defaults: those given here over those of spark-defaults.conf.
+
     Args:
-        master: where to run; by default spark-submit's master, else the cores of this machine.
+        master: where to run; by default the master of the settings, else the cores of this machine.
         memory: of the Java on this machine, which in ``local`` mode does all the work.
         java: further options for this Java.
+        settings: settings of Spark.
     """
     spark_submitted = SUBMITTED in os.environ
-    is_local = not spark_submitted and (master or LOCAL).startswith("local")
-    settings = SETTINGS
+    given = dict(settings or {})
+    if master is not None:
+        given["spark.master"] = master
+    if memory is not None:
+        given["spark.driver.memory"] = memory
+    users = {**_users_defaults(), **given}
+    is_local = not spark_submitted and users.get("spark.master", LOCAL).startswith("local")
     with tempfile.TemporaryDirectory(prefix="quotagate-spark-") as scratch, _restored_environment():
+        ours: dict[str, str] = {}
         if not spark_submitted:
             _choose_java(Path(scratch))
             (Path(scratch) / "log4j2.properties").write_text(LOG4J, encoding="utf-8")
-            settings = settings | {
-                "spark.master": master or LOCAL,
-                "spark.driver.memory": memory,
-                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={scratch}/log4j2.properties "
-                f"-Djava.io.tmpdir={scratch} {java}",
-            }
+            ours |= DEFAULTS | {"spark.master": LOCAL, "spark.driver.memory": DRIVER_MEMORY}
+            given["spark.driver.extraJavaOptions"] = " ".join(
+                [
+                    f"-Dlog4j2.configurationFile={scratch}/log4j2.properties -Djava.io.tmpdir={scratch}",
+                    users.get("spark.driver.extraJavaOptions", ""),
+                    java,
+                ]
+            )
         if is_local:
             # loopback, as the machine's own name may not resolve and its address may change
             os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
             os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-            settings = settings | {
+            ours |= {
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
                 "spark.local.dir": scratch,
                 "spark.sql.warehouse.dir": f"{scratch}/warehouse",
-                "spark.sql.shuffle.partitions": str(4 * (os.cpu_count() or 1)),
             }
-        spark = SparkSession.builder.appName(name).config(map=settings).getOrCreate()
+        ours = {key: value for key, value in ours.items() if key not in users}
+        spark = SparkSession.builder.appName(name).config(map={**ours, **given}).getOrCreate()
         try:
             if not spark_submitted and not is_local:
                 spark.sparkContext.addPyFile(packed(Path(scratch)))
             yield spark
         finally:
             spark.stop()
+
+
+def _users_defaults() -> dict[str, str]:
+    """The settings of the user's spark-defaults.conf, as Spark finds it."""
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    file = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    found = (SET.match(line) for line in lines)
+    return {match[1]: match.string[match.end() :].strip() for match in found if match}
 
 
 def packed(folder: Path) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from app.node.errors import CommandError
-from app.run.commands import show
+from app.run.commands import programs, show
 from app.run.commands.options import EnvFile
 from app.run.commands.show import Out, Output
 from app.terminal import styled
@@ -32,21 +32,19 @@ LABELS: Final = {
 }
 
 group = typer.Typer(
-    help="Fill buckets from a history: `quotagate spark backfill` computes it, `load` loads it.",
+    help="Fill buckets from the log or from a history: `run` computes their content, `load` loads it.",
     no_args_is_help=True,
 )
 
 
-@group.callback()
-def _group() -> None:
-    """Make `load` a subcommand although it is the only one."""
+group.command("run", context_settings=programs.PASS_THROUGH)(programs.backfill)
 
 
 @group.command()
 def load(
     folder: Annotated[
         str,
-        typer.Argument(help="The output of `quotagate spark backfill`: a folder, or an object store's URL."),
+        typer.Argument(help="The output of `quotagate backfill run`: a folder, or an object store's URL."),
     ],
     rate: Annotated[float, typer.Option(min=1, help="The most assertions a second.")] = RATE,
     env_file: EnvFile = None,
@@ -60,7 +58,7 @@ def load(
 
     \b
     Examples:
-      quotagate spark backfill --out assertions
+      quotagate backfill run --out assertions
       quotagate backfill load assertions --rate 2000
     """
     from app.backfill.assertions import AssertionFolder  # Arrow takes half a second to import

@@ -1,4 +1,4 @@
-"""`quotagate generate` and `quotagate spark`: run programs of ``workers``, which ``app`` never imports."""
+"""Commands that run programs of ``workers``, which ``app`` never imports: `generate`, jobs over the log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ HASHES: Final = "log"
 """The subcommand of `generate` that hashes ids itself, so it needs the deployment's secret."""
 ROOT: Final = Path(__file__).parents[3]
 NEEDS_SECRET: Final = frozenset({"backfill"})
-"""Spark jobs that hash ids themselves; only they get the secret."""
+"""Jobs that hash ids themselves; only they get the secret."""
+
+HELP: Final = frozenset({"-h", "--help"})
 
 
 def become(module: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None) -> NoReturn:
@@ -49,7 +51,7 @@ def become(module: str, arguments: Sequence[str], settings: Mapping[str, str] | 
 def generate(context: typer.Context) -> None:
     """Generate realistic traffic with ground truth: send it to nodes, or write it as a decision log."""
     settings = {}
-    if context.args[:1] == [HASHES] and {"-h", "--help"}.isdisjoint(context.args):
+    if context.args[:1] == [HASHES] and HELP.isdisjoint(context.args):
         from app.node.settings import PREFIX, load  # every other command starts twice as fast without it
 
         if secret := _secret_of(load()):
@@ -67,12 +69,31 @@ def spark(
     `pip install "quotagate[spark]"`. For the options of a job: quotagate spark JOB --help.
     """
     arguments = [*([job] if job else []), *context.args] or ["--help"]
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        become("workers.spark", arguments)
-    _install()
+    if HELP.isdisjoint(arguments):
+        _install()
+    _run_job("workers.spark", arguments)
+
+
+def audit(context: typer.Context) -> None:
+    """Prove from the decision log that the limits held. For the options: quotagate audit --help."""
+    _run_job("workers.jobs", ["audit", *context.args])
+
+
+def backfill(context: typer.Context) -> None:
+    """Compute from the log, or from a history, what every bucket should hold at a moment; `load` loads it.
+
+    For the options: quotagate backfill run --help.
+    """
+    _run_job("workers.jobs", ["backfill", *context.args])
+
+
+def _run_job(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Become a job over the log, which gets the settings that it needs as variables."""
+    if not HELP.isdisjoint(arguments):
+        become(module, arguments)
     from app.node.settings import load  # every other command starts twice as fast without it
 
-    become("workers.spark", arguments, _settings(load(), job))
+    become(module, arguments, _settings(load(), arguments[0]))
 
 
 def _install() -> None:
@@ -86,7 +107,7 @@ def _install() -> None:
         raise CommandError("Spark could not be installed; run `make .venv/.spark` to see why")
 
 
-def _settings(given: Settings, job: str | None) -> dict[str, str]:
+def _settings(given: Settings, job: str) -> dict[str, str]:
     """The environment of a job. The secret goes only there, never into an argument."""
     from app.node.settings import PREFIX
 

@@ -97,6 +97,8 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "migrate": ("--env-file", MISSING),
     "decide": ("--principal", HOSTILE, "--requests", "1"),
     "generate": ("drive", "--events", "1", "--truth", "truth", "--url", "URL"),
+    "audit": ("--clock", "store", f"--{HOSTILE}"),
+    "backfill run": ("--out", "x", "--at", HOSTILE),
     "spark": ("audit", "--clock", "store", f"--{HOSTILE}"),
     "quotas": ("--describe", "--entity-type", "users"),
     "quotas set": ("user=alice", "request_rate=5"),
@@ -126,7 +128,9 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Every command, with arguments that make it show text from outside."""
 FORMATS: Final = ("table", "json", "yaml")
-ONE_FORMAT: Final = {"up", "serve", "workers", "migrate", "generate", "spark", "quotas schema"}
+JOBS: Final = {"audit", "backfill run", "spark"}
+"""Commands that are jobs over the log."""
+ONE_FORMAT: Final = {"up", "serve", "workers", "migrate", "generate", "quotas schema", *JOBS}
 """Commands without ``--output``."""
 SILENT: Final = {"quotas delete", "buckets reset", "keys revoke", "volumes forget"}
 """Commands that print nothing, unless a format asks for a document."""

@@ -12,10 +12,12 @@ import pytest
 from app.redaction import redact, url_without_secrets
 from app.run import cli
 from tests.commands import Command, Gate, Ran, noting, parser_of, quotagate
-from tests.unit.run.test_every_command import COMMANDS, _surroundings
+from tests.unit.run.test_every_command import COMMANDS, JOBS, _surroundings
 from workers.arguments import PlainArgumentParser
 from workers.generate.__main__ import cli as generate
-from workers.spark.__main__ import command_line
+from workers.jobs.__main__ import Processes
+from workers.jobs.command import command_line
+from workers.spark.__main__ import Spark
 
 __all__ = ["_surroundings", "quotagate"]
 
@@ -47,9 +49,10 @@ def command(name: str) -> Any:
 
 def options(name: str) -> list[list[str]]:
     """The options of a command that take a value, each with the words of its longest name."""
-    if name == "spark":
-        parser: Any = command_line()
-        actions = parser._subparsers._group_actions[0].choices["backfill"]._actions
+    if name in JOBS:
+        parser: Any = command_line(Spark() if name == "spark" else Processes())
+        job = "audit" if name == "audit" else "backfill"
+        actions = parser._subparsers._group_actions[0].choices[job]._actions
         return [[each.option_strings[-1]] for each in actions if each.option_strings and each.nargs != 0]
     found = command(name)
     if name == "generate":

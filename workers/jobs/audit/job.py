@@ -1,0 +1,120 @@
+"""The command line of the job `audit`; ``report`` does the work."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from workers.jobs.errors import JobUsageError
+
+if TYPE_CHECKING:
+    from workers.jobs.command import Driver
+
+COMBINATIONS: Final = ("max", "sequential")
+CLOCKS: Final = ("store", "caller")
+LEAD_IN_HOURS: Final = 3.0
+GRACE_S: Final = 2.0
+
+DESCRIPTION: Final = """\
+Recompute from the raw asks what should have been decided, compare it with what was decided, and report
+whether the limits held: exit code 0 if all bounds held, 1 if not, with the principals named.
+
+Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, and OUT/principals,
+OUT/buckets, OUT/cases and OUT/overall as Parquet.
+
+examples:
+  %(prog)s --out report
+  %(prog)s --from 2026-11-21T10:00:00Z --to 2026-11-21T11:00:00Z --out report --overwrite
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the audit."""
+    parser.description = DESCRIPTION
+    parser.add_argument("--out", required=True, help="output folder of the report; must not exist yet")
+    parser.add_argument("--from", dest="from_", metavar="INSTANT", help="judge from this instant (ISO 8601)")
+    parser.add_argument("--to", metavar="INSTANT", help="judge until before this instant")
+    parser.add_argument(
+        "--lead-in",
+        type=float,
+        default=LEAD_IN_HOURS,
+        metavar="HOURS",
+        help="hours to read before --from, to know what the buckets held; default: %(default)s",
+    )
+    parser.add_argument(
+        "--older",
+        action="store_true",
+        help="the log was switched on while the store was in use, so buckets may be older than the log: "
+        "count an id as new only if that is certain. Implied by --from, and if the log's beginning was "
+        "removed",
+    )
+    parser.add_argument(
+        "--allow-lost", action="store_true", help="ignore lost charges, after a known failover of the store"
+    )
+    parser.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="ignore rows that are missing from the log and charges that the log does not have; and, if rows "
+        "are missing, new ids taken as seen",
+    )
+    parser.add_argument(
+        "--allow-clock",
+        action="store_true",
+        help="ignore rows whose time does not fit their place in the store's order: the store's clock is "
+        "known to have been set back",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_S,
+        metavar="SECONDS",
+        help="how long before and after a change of a quota the old and the new limit are both right; "
+        "default: %(default)s",
+    )
+    parser.add_argument(
+        "--combine-delays",
+        choices=COMBINATIONS,
+        default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", "max"),
+        help="how the nodes combine delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
+    )
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default=os.environ.get("QUOTAGATE_CLOCK", "store"),
+        help="whose time the nodes use; the caller's time is not compared with the store's order; default: "
+        "QUOTAGATE_CLOCK, %(default)s",
+    )
+
+
+def run(arguments: argparse.Namespace, driver: Driver) -> int:
+    """Audit a log; returns 0 if all bounds held, else 1."""
+    from workers.jobs.audit.report import (  # pyarrow is slow to import, and --help does not need it
+        around,
+        audit,
+    )
+    from workers.jobs.audit.terminal import summary
+    from workers.jobs.folder import OutputFolder
+    from workers.jobs.period import Period
+    from workers.jobs.progress import progress
+
+    if not arguments.log:
+        raise JobUsageError("--log or QUOTAGATE_LOG_URL must be the URL of the decision log")
+    if not 0 <= arguments.grace < math.inf or not 0 <= arguments.lead_in < math.inf:
+        raise JobUsageError("--grace and --lead-in: must be 0 or more")
+    if arguments.combine_delays not in COMBINATIONS:  # argparse checks no defaults
+        raise JobUsageError(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
+    if arguments.clock not in CLOCKS:
+        raise JobUsageError(f"--clock: must be {' or '.join(CLOCKS)}")
+    period = Period.of(arguments.from_, arguments.to)
+    began = time.monotonic()
+    with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("audit") as bar:
+        tasks = driver.row_groups(arguments.log, around(arguments, period))
+        whole = partial(driver.row_groups, arguments.log, Period())
+        with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
+            report = audit(runner, arguments, period, tasks, whole, folder)
+    print(summary(report, arguments.out, time.monotonic() - began))  # noqa: T201  the result
+    return 0 if report["held"] else 1

@@ -1,0 +1,235 @@
+"""Audits a period of a log: runs all checks, and writes the report's tables, its page and its summary."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from app.domain.decision import OUTCOMES
+from workers.decision_log.schema import HOUR_MS
+from workers.jobs import batches
+from workers.jobs.audit import page, stale_limits, tables
+from workers.jobs.audit.bucket_findings import SCHEMA
+from workers.jobs.audit.judge import AuditRules
+from workers.jobs.audit.limits import JudgedPeriod
+from workers.jobs.audit.replay import ReplayRules, replay
+from workers.jobs.audit.scan import Scanned, ScanRules, scan
+from workers.jobs.batches import BatchFaults, LogGaps, Overview
+from workers.jobs.errors import JobError, JobUsageError
+from workers.jobs.files import LogPart, location_of
+from workers.jobs.folder import OutputFolder
+from workers.jobs.period import Period
+from workers.jobs.runner import Runner
+
+LARGEST: Final = 20
+IN_PAGE: Final = 200
+"""The most rows of a table that the page shows; the Parquet files have all."""
+SLICES: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
+"""The possible lengths of a slice of time in a chart, in milliseconds."""
+IN_CHART: Final = 150
+
+
+ROWS_OF_A_PARTITION: Final = 1_000_000
+"""About so many verdicts are sorted at a time by each process."""
+
+VERDICTS_OF_A_DECISION: Final = 3
+"""A guess at the number, to choose the number of partitions."""
+
+OVERVIEW, SCAN, REPLAY = 5.0, 45.0, 50.0
+"""The shares of the parts of an audit in its time, in per cent."""
+
+SUMMARY: Final = "summary.json"
+
+
+def audit(
+    runner: Runner,
+    arguments: argparse.Namespace,
+    period: Period,
+    tasks: Sequence[LogPart],
+    whole: Callable[[], Sequence[LogPart]],
+    folder: OutputFolder,
+) -> dict[str, Any]:
+    """Audit a period, and write the report's tables, its page and its summary; returns the page's values.
+
+    Args:
+        tasks: the row groups of the hours of the period, and of those ``around`` it.
+        whole: gives all row groups of the log.
+
+    Raises:
+        JobError: the log cannot be read, or has no decision in the period.
+        JobUsageError: the log does not have every decision.
+    """
+    name = location_of(arguments.log).name
+    grace_ms, wide = round(arguments.grace * 1000), around(arguments, period)
+    overview = batches.overview(runner, tasks, wide, period, OVERVIEW)
+    copies = batches.copies(runner, tasks, overview, 0)
+    gaps, faults = _batches(runner, whole, overview, period)
+
+    is_whole = period.from_ms is None and not gaps.beginning
+    slice_ms = next((one for one in SLICES if overview.judged_span_ms / one <= IN_CHART), SLICES[-1])
+    partitions = max(1, sum(task.rows for task in tasks) * VERDICTS_OF_A_DECISION // ROWS_OF_A_PARTITION)
+    sequential = arguments.combine_delays == "sequential"
+    rules = ScanRules(period, slice_ms, arguments.clock == "store", sequential, partitions)
+    parts, scattered = runner.scatter(partial(scan, rules), batches.each_once(tasks, wide, copies), SCAN)
+    scanned = Scanned()
+    for part in parts:
+        scanned.add(part)
+    asked = scanned.asks.table()
+    asks = _checked(scanned, asked, f"{name}", period)
+
+    audit_rules = AuditRules(
+        arguments.max_ids,
+        sequential,
+        period.from_ms,
+        is_whole and not arguments.older,
+        scanned.resets,
+        scanned.loads,
+        overview.ordered_ms,
+    )
+    found = [*scanned.findings, *scattered.gather(partial(replay, ReplayRules(audit_rules, asks)), REPLAY)]
+    from_ms = -math.inf if is_whole else (overview.first_ms or 0) + grace_ms
+    times = JudgedPeriod(from_ms, (overview.last_ms or 0) - grace_ms, grace_ms)
+    if stale := stale_limits.stale_uses(scanned.uses.table(), scanned.changes, scanned.factors, times):
+        found += scattered.gather(partial(stale_limits.stale_verdicts, stale, period), 0)
+
+    lacks = bool(gaps.batches or scanned.counts["dropped"] or faults.missing)
+    allowed = tables.Allowed(arguments.allow_lost, arguments.allow_missing, arguments.allow_clock, lacks)
+    findings = pa.concat_tables([SCHEMA.empty_table(), *found])
+    principals = tables.principals(asked, findings, allowed)
+    twice = batches.in_two_versions(copies)
+    counts = {
+        "missing_batches": gaps.batches,
+        "dropped_rows": scanned.counts["dropped"],
+        "missing_rows": faults.missing,
+        "added_rows": faults.added,
+        "told_twice": len(twice),
+    }
+    overall = tables.over_all(principals, counts, allowed, absent=bool(gaps.absent))
+    written = {
+        "principals": principals,
+        "buckets": tables.buckets(findings),
+        "cases": tables.cases(findings),
+        "overall": overall,
+    }
+    for table, rows in written.items():
+        folder.table(table, rows.to_batches(), rows.schema)
+    report = {
+        "asks": asks,
+        "changes": scanned.counts["changes"],
+        "factors": scanned.counts["factors"],
+        "from_ms": overview.judged_from_ms,
+        "to_ms": overview.judged_to_ms,
+        **_top_rows(**written),
+        "grace_s": arguments.grace,
+        "lacking": gaps.nodes,
+        "absent": gaps.absent,
+        "inside": faults.worst,
+        "twice": twice,
+        "slice_ms": slice_ms,
+        "over_time": _over_time(scanned),
+        "log": name,
+        "is_whole": audit_rules.is_whole,
+        "has_beginning": not gaps.beginning,
+        "older": arguments.older and is_whole,
+        "max_ids": audit_rules.max_ids,
+        "combine_delays": arguments.combine_delays,
+    }
+    folder.text(SUMMARY, json.dumps(_summary(report), indent=1))
+    folder.text("report.html", page.html(report))
+    return report
+
+
+def around(arguments: argparse.Namespace, period: Period) -> Period:
+    """The period to read: with hours that tell what the buckets held, and with changes just after it.
+
+    A change that is logged after the period may be in force within it.
+    """
+    return period.widened(round(arguments.lead_in * HOUR_MS), round(arguments.grace * 1000) + 1)
+
+
+def _batches(
+    runner: Runner, whole: Callable[[], Sequence[LogPart]], overview: Overview, period: Period
+) -> tuple[LogGaps, BatchFaults]:
+    """The gaps between batches, and the faults of batches.
+
+    If only a period is audited, batches may have rows outside of it: rows that seem to be missing are looked
+    for in the whole log.
+    """
+    gaps, faults = batches.gaps_in(overview), batches.faults(overview)
+    begins_ms = overview.first_ms
+    if period != Period() and (gaps.batches or gaps.beginning or faults.batches):
+        everything = batches.overview(runner, whole(), Period(), period, 0)
+        gaps, begins_ms = batches.gaps_in(overview, everything.batches), everything.first_ms
+        faults = batches.faults(overview, everything)
+    if gaps.beginning:
+        faults = faults.since(begins_ms or 0)
+    return gaps, faults
+
+
+def _checked(scanned: Scanned, asked: pa.Table, name: str, period: Period) -> int:
+    """The number of asks in the period.
+
+    Raises:
+        JobUsageError: the log does not have every decision.
+        JobError: the period has no decision.
+    """
+    counts = scanned.counts
+    # A bucket with charges proves that asks were admitted, although the log has no admitted ask.
+    leaves_out_admitted = counts["ever_held"] and not counts["ever_admitted"]
+    if counts["apart"] or (counts["from_store"] and not counts["admitted"] and leaves_out_admitted):
+        raise JobUsageError(
+            f"{name}: the audit needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves "
+            "out admitted asks, as QUOTAGATE_LOG=denied does"
+        )
+    asks = pc.sum(asked["asks"]).as_py()
+    if not asks:
+        raise JobError(f"{name}: no decision in the period {period}")
+    return int(asks)
+
+
+def _over_time(scanned: Scanned) -> list[dict[str, int]]:
+    """The number of asks in each slice of time, by decision, in order."""
+    begins = sorted({from_ms for from_ms, _ in scanned.slices})
+    names = (*OUTCOMES, "fallback")
+    return [{"from_ms": at, **{name: scanned.slices[at, name] for name in names}} for at in begins]
+
+
+def _top_rows(principals: pa.Table, buckets: pa.Table, cases: pa.Table, overall: pa.Table) -> dict[str, Any]:
+    """The rows of the tables that the page shows."""
+    [total] = overall.to_pylist()
+    failed = principals.filter(pc.greater(pc.list_value_length(principals["not_held"]), 0))
+    bounded = buckets.filter(pc.and_(buckets["bound"].is_valid(), pc.greater(buckets["worst"], 0)))
+    nearest = bounded.append_column("part", tables.relative_to_bound(bounded))
+    nearest = nearest.sort_by([("part", "descending"), ("bucket", "ascending")])
+    seen = cases.filter(pc.equal(cases["case"], "falsely_seen"))
+    return {
+        "overall": total,
+        "held": not total["not_held"] and not total["failed"],
+        "failed": failed.slice(0, IN_PAGE).to_pylist(),
+        "largest": principals.slice(0, LARGEST).to_pylist(),
+        "nearest": nearest.slice(0, LARGEST).to_pylist(),
+        "cases": cases.slice(0, IN_PAGE).to_pylist(),
+        "cases_count": cases.num_rows,
+        "falsely_seen": seen.slice(0, IN_PAGE).to_pylist(),
+    }
+
+
+def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary for programs: counts, and the findings over all and by principal."""
+    total = report["overall"]
+    failed = [{"principal": row["principal"], "findings": row["not_held"]} for row in report["failed"]]
+    over_all = [{"findings": total["not_held"]}] if total["not_held"] else []
+    return {
+        "decisions": total["asks"],
+        "verdicts": total["verdicts"],
+        "judged": total["judged"],
+        "unjudged": total["unjudged"],
+        "findings": [*over_all, *failed],
+    }

@@ -1,0 +1,181 @@
+"""A job's output folder, on any filesystem of pyarrow: written under another name, renamed once complete.
+
+Object stores cannot rename a folder at once, they copy file by file. There the text files are written last:
+one of them marks the folder as complete.
+
+Of several runs with one folder one goes on. It holds a claim, a file that it writes again every second;
+another run that sees the claim change stops. A claim that stays the same was left by a run that was killed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, Self
+from uuid import uuid4
+
+import pyarrow as pa
+from pyarrow import fs
+from pyarrow import parquet as pq
+
+from app.storage_location import InvalidLocationError, StorageLocation
+from workers.jobs.errors import JobError
+
+RENAMES_AT_ONCE: Final = frozenset({"local", "hdfs"})
+ROWS_OF_A_GROUP: Final = 65_536
+CLAIM: Final = "_claim"
+CLAIMED_EVERY_S: Final = 1.0
+ABANDONED_S: Final = 3.0
+"""A claim that did not change for so long was left by a run that was killed."""
+
+SETTLED_S: Final = 0.2
+"""How long a run waits before it looks whether its claim is still its own: two may have begun together."""
+
+
+class OutputFolder:
+    """A context for writing a folder, which gets its name on success, and is removed on failure.
+
+    Args:
+        overwrite: replace a folder of this name; without it, an existing folder is an error.
+
+    Attributes:
+        renames_at_once: whether the filesystem renames a folder in one step.
+
+    Raises:
+        JobError: the folder exists already, or the place cannot be reached.
+    """
+
+    def __init__(self, url: str, *, overwrite: bool = False) -> None:
+        try:
+            location = StorageLocation(url)
+        except InvalidLocationError as error:
+            raise JobError(f"{url.partition(':')[0]}://...: {error}") from None
+        self.name, self._redact = location.name, location.redact
+        try:
+            self._files, self._target = location.open()
+            exists = self._files.get_file_info(self._target).type != fs.FileType.NotFound
+        except (InvalidLocationError, OSError, pa.ArrowException) as error:
+            raise JobError(f"{self.name}: {self._redact(error)}") from None
+        self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
+        above, _, name = self._target.rpartition("/")
+        self._temporary = f"{above}/_{name}.making"
+        self._texts: dict[str, str] = {}
+        self._claim, self._done = uuid4().hex.encode(), threading.Event()
+        if exists and not overwrite:
+            raise JobError(f"{self.name}: exists already; --overwrite replaces it")
+
+    def __enter__(self) -> Self:
+        try:
+            self._take_over()
+        except (OSError, pa.ArrowException) as error:
+            raise JobError(f"{self.name}: cannot be written: {self._redact(error)}") from None
+        self._keeper = threading.Thread(target=self._keep_claim, name="claim", daemon=True)
+        self._keeper.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._keeper.join()
+        if kind is None:
+            self._complete()
+        elif self._is_ours():
+            self._files.delete_dir(self._temporary)
+
+    def table(self, name: str, rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+        """Write a table as Parquet, batch by batch."""
+        self._files.create_dir(f"{self._temporary}/{name}")
+        path = f"{self._temporary}/{name}/part-0.parquet"
+        with pq.ParquetWriter(path, schema, filesystem=self._files, compression="zstd") as writer:
+            for batch in rows:
+                writer.write_batch(batch, ROWS_OF_A_GROUP)
+
+    def text(self, name: str, text: str) -> None:
+        """Write a text file."""
+        if self.renames_at_once:
+            self._write(f"{self._temporary}/{name}", text.encode())
+        else:
+            self._texts[name] = text
+
+    def _take_over(self) -> None:
+        """Claim the temporary folder, unless another run holds it.
+
+        Raises:
+            JobError: another run is writing the folder now.
+        """
+        if (held := self._held()) is not None:
+            until = time.monotonic() + ABANDONED_S
+            while time.monotonic() < until:
+                time.sleep(CLAIMED_EVERY_S / 4)
+                if self._held() not in {held, None}:
+                    raise self._taken()
+        if self._files.get_file_info(self._temporary).type != fs.FileType.NotFound:
+            self._files.delete_dir(self._temporary)
+        self._files.create_dir(self._temporary)
+        self._write_claim(0)
+        time.sleep(SETTLED_S)
+        self._check_claim()
+
+    def _held(self) -> bytes | None:
+        """The claim on the temporary folder; None if it has no claim."""
+        try:
+            with self._files.open_input_stream(f"{self._temporary}/{CLAIM}") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def _check_claim(self) -> None:
+        if not self._is_ours():
+            raise self._taken()
+
+    def _taken(self) -> JobError:
+        return JobError(f"{self.name}: another run is writing it now; give this one another --out")
+
+    def _is_ours(self) -> bool:
+        return (self._held() or b"").startswith(self._claim)
+
+    def _write_claim(self, number: int) -> None:
+        self._write(f"{self._temporary}/{CLAIM}", b"%b %d" % (self._claim, number))
+
+    def _keep_claim(self) -> None:
+        number = 0
+        while not self._done.wait(CLAIMED_EVERY_S):
+            number += 1
+            try:
+                if self._is_ours():  # else a run that began together with this one was slower to claim it
+                    self._write_claim(number)
+            except (OSError, pa.ArrowException):
+                continue  # the next one may succeed
+
+    def _complete(self) -> None:
+        """Give the folder its name.
+
+        Raises:
+            JobError: it could not be renamed, or another run has taken it over.
+        """
+        try:
+            self._check_claim()
+            self._files.delete_file(f"{self._temporary}/{CLAIM}")
+            if self._files.get_file_info(self._target).type != fs.FileType.NotFound:
+                self._files.delete_dir(self._target)
+            self._rename()
+            for name, text in self._texts.items():
+                self._write(f"{self._target}/{name}", text.encode())
+        except (OSError, pa.ArrowException) as error:
+            raise JobError(f"{self.name}: cannot be created: {self._redact(error)}") from None
+
+    def _rename(self) -> None:
+        if self.renames_at_once:
+            self._files.move(self._temporary, self._target)
+            return
+        files = self._files
+        files.create_dir(self._target)
+        fs.copy_files(self._temporary, self._target, source_filesystem=files, destination_filesystem=files)
+        self._files.delete_dir(self._temporary)
+
+    def _write(self, path: str, content: bytes) -> None:
+        with self._files.open_output_stream(path) as file:
+            file.write(content)

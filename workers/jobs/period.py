@@ -1,0 +1,74 @@
+"""Spans of time that a job looks at, and instants as people write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.decision_log.schema import HOUR_MS
+from workers.jobs.errors import JobUsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A span of time in milliseconds, without its end; None is unbounded."""
+
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    @classmethod
+    def of(cls, from_: str | None, to: str | None) -> Period:
+        """The period between two ISO 8601 instants.
+
+        >>> Period.of("2026-11-21T10:00:00Z", None)
+        Period(from_ms=1795255200000, to_ms=None)
+
+        Raises:
+            JobUsageError: a text is not an instant, or the end is not after the beginning.
+        """
+        period = cls(parse_instant("--from", from_), parse_instant("--to", to))
+        if period.from_ms is not None and period.to_ms is not None and period.to_ms <= period.from_ms:
+            raise JobUsageError(f"--to: {to} is not after --from {from_}")
+        return period
+
+    def __str__(self) -> str:
+        begin = "the beginning" if self.from_ms is None else format_instant(self.from_ms)
+        return f"from {begin} to {'the end' if self.to_ms is None else format_instant(self.to_ms)}"
+
+    def widened(self, before_ms: int, after_ms: int = 0) -> Period:
+        """The period with a lead-in before it, and some time after it."""
+        from_ms = None if self.from_ms is None else self.from_ms - before_ms
+        return Period(from_ms, None if self.to_ms is None else self.to_ms + after_ms)
+
+    def mask(self, at_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which times are in the period."""
+        inside = np.ones(len(at_ms), bool) if self.from_ms is None else at_ms >= self.from_ms
+        return inside if self.to_ms is None else inside & (at_ms < self.to_ms)
+
+    def overlaps_hour(self, hour_ms: int) -> bool:
+        """Whether part of an hour is in the period."""
+        is_begun = self.to_ms is None or hour_ms < self.to_ms
+        return is_begun and (self.from_ms is None or hour_ms + HOUR_MS > self.from_ms)
+
+
+def parse_instant(field: str, text: str | None) -> int | None:
+    """An ISO 8601 instant in milliseconds; UTC unless it has an offset.
+
+    Raises:
+        JobUsageError: it is no instant; the message names the field.
+    """
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise JobUsageError(f"{field}: {text!r} must be an instant such as 2026-11-21T10:00:00Z") from None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def format_instant(at_ms: int) -> str:
+    """An instant in ISO form, for people."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}.{at_ms % 1000:03} UTC"
