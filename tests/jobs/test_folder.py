@@ -45,7 +45,7 @@ def test_folder_appears_once_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ):
     """An object store, which copies file by file, gets the marker last."""
-    out, temporary = tmp_path / "out", tmp_path / "_out.making"
+    out = tmp_path / "out"
     written: list[tuple[str, set[str]]] = []
     real = OutputFolder._write
 
@@ -60,6 +60,7 @@ def test_folder_appears_once_it_is_complete(
         folder.table("rows", ROWS.to_batches(), ROWS.schema)
         folder.text("_marker.json", "{}")
         assert not out.exists()
+        temporary = tmp_path / f"_out.{folder._claim}.making"
         assert ("_marker.json" in held(temporary)) is at_once
     assert held(tmp_path) == {"out/rows/part-0.parquet", "out/_marker.json"}
     assert (out / "_marker.json").read_text() == "{}"
@@ -93,7 +94,8 @@ def test_marker_in_an_object_store_is_written_last(monkeypatch: pytest.MonkeyPat
                 folder.table("rows", ROWS.to_batches(), ROWS.schema)
             kept = {name for name in objects if not name.endswith("/")}
             assert kept == {"out/rows/part-0.parquet", "out/_marker.json"}
-            assert objects.written[-1] == "out/_marker.json"
+            written = [name for name in objects.written if not name.endswith(CLAIM)]
+            assert written[-1] == "out/_marker.json"
         with OutputFolder(store.url("other")), pytest.raises(JobError, match="another run is writing it now"):
             OutputFolder(store.url("other")).__enter__()
 
@@ -115,20 +117,38 @@ def test_failure_keeps_the_old_folder(tmp_path: Path, *, at_once: bool):
     assert held(tmp_path) == {"out/new"}
 
 
-@pytest.mark.parametrize("claim", [b"0123 7", None])
-def test_leftovers_of_a_killed_run_are_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: bytes | None
-):
+def test_leftovers_of_a_killed_run_are_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(output, "ABANDONED_S", 0.1)
-    temporary = tmp_path / "_out.making"
-    temporary.mkdir()
-    (temporary / "half").touch()
-    if claim is not None:
-        (temporary / CLAIM).write_bytes(claim)
+    (tmp_path / "_out.0123.making").mkdir()
+    (tmp_path / "_out.0123.making" / "half").touch()
+    (tmp_path / f"_out.{CLAIM}").write_bytes(b"0123 7")
     with OutputFolder(str(tmp_path / "out")) as folder:
-        assert held(temporary) == {CLAIM}
+        assert held(tmp_path) == {f"_out.{CLAIM}"}
         folder.text("new", "")
     assert held(tmp_path) == {"out/new"}
+
+
+def test_folder_that_appears_during_the_run_stays(tmp_path: Path):
+    with pytest.raises(JobError, match="exists already"), OutputFolder(str(tmp_path / "out")) as folder:  # noqa: PT012
+        folder.text("new", "")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "precious").touch()
+    assert held(tmp_path) == {"out/precious"}
+
+
+def test_run_that_waited_for_another_to_end_does_not_replace_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = OutputFolder(str(tmp_path / "out")).__enter__()
+    first.text("mine", "")
+    first._done.set()  # its claim does not change for a while
+    first._keeper.join()
+    later = OutputFolder(str(tmp_path / "out"))
+    ending = iter([lambda: first.__exit__(None, None, None)])
+    monkeypatch.setattr(time, "sleep", lambda _: next(ending, lambda: None)())
+    with pytest.raises(JobError, match="exists already"):
+        later.__enter__()
+    assert held(tmp_path) == {"out/mine"}
 
 
 def test_of_two_runs_the_later_one_stops_at_its_beginning(tmp_path: Path):
@@ -144,17 +164,17 @@ def test_of_two_runs_the_later_one_stops_at_its_beginning(tmp_path: Path):
 
 def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Neither saw the other's claim, and the second one was written over the first."""
-    temporary = tmp_path / "_out.making"
+    claim = tmp_path / f"_out.{CLAIM}"
     with monkeypatch.context() as patched:
-        patched.setattr(time, "sleep", lambda _: (temporary / CLAIM).write_bytes(b"another 0"))
+        patched.setattr(time, "sleep", lambda _: claim.write_bytes(b"another 0"))
         with pytest.raises(JobError, match=TAKEN):
             OutputFolder(str(tmp_path / "out")).__enter__()
-    assert held(tmp_path) == {f"_out.making/{CLAIM}"}
+    assert held(tmp_path) == {claim.name}
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_run_whose_folder_was_taken_over_leaves_it_alone(tmp_path: Path, *, fails: bool):
-    claim = tmp_path / "_out.making" / CLAIM
+    claim = tmp_path / f"_out.{CLAIM}"
     with (  # noqa: PT012
         pytest.raises((JobError, RuntimeError)) as stopped,
         OutputFolder(str(tmp_path / "out")) as folder,
@@ -182,7 +202,7 @@ def test_killed_run_is_followed_by_the_next(tmp_path: Path, monkeypatch: pytest.
     finally:
         program.kill()
         program.communicate()
-    assert held(tmp_path) == {f"_out.making/{CLAIM}", "_out.making/half"}
+    assert {name.rpartition("/")[2] for name in held(tmp_path)} == {f"_out.{CLAIM}", "half"}
     monkeypatch.setattr(output, "ABANDONED_S", 0.1)
     with OutputFolder(str(tmp_path / "out")) as folder:
         folder.text("new", "")

@@ -5,13 +5,15 @@ one of them marks the folder as complete.
 
 Of several runs with one folder one goes on. It holds a claim, a file that it writes again every second;
 another run that sees the claim change stops. A claim that stays the same was left by a run that was killed.
+The files of each run are in a folder of its own, so a run that lost its claim disturbs no other.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Final, Self
 from uuid import uuid4
@@ -25,7 +27,7 @@ from workers.jobs.errors import JobError
 
 RENAMES_AT_ONCE: Final = frozenset({"local", "hdfs"})
 ROWS_OF_A_GROUP: Final = 65_536
-CLAIM: Final = "_claim"
+CLAIM: Final = "claim"
 CLAIMED_EVERY_S: Final = 1.0
 ABANDONED_S: Final = 3.0
 """A claim that did not change for so long was left by a run that was killed."""
@@ -55,22 +57,20 @@ class OutputFolder:
         self.name, self._redact = location.name, location.redact
         try:
             self._files, self._target = location.open()
-            exists = self._files.get_file_info(self._target).type != fs.FileType.NotFound
+            exists = self._is_there(self._target)
         except (InvalidLocationError, OSError, pa.ArrowException) as error:
             raise JobError(f"{self.name}: {self._redact(error)}") from None
         self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
-        above, _, name = self._target.rpartition("/")
-        self._temporary = f"{above}/_{name}.making"
+        self._overwrite = overwrite
+        self._claim, self._done = uuid4().hex, threading.Event()
+        self._temporary = self._beside(f"{self._claim}.making")
         self._texts: dict[str, str] = {}
-        self._claim, self._done = uuid4().hex.encode(), threading.Event()
         if exists and not overwrite:
-            raise JobError(f"{self.name}: exists already; --overwrite replaces it")
+            raise self._exists()
 
     def __enter__(self) -> Self:
-        try:
+        with self._blaming("cannot be written"):
             self._take_over()
-        except (OSError, pa.ArrowException) as error:
-            raise JobError(f"{self.name}: cannot be written: {self._redact(error)}") from None
         self._keeper = threading.Thread(target=self._keep_claim, name="claim", daemon=True)
         self._keeper.start()
         return self
@@ -78,94 +78,130 @@ class OutputFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
-        self._keeper.join()
-        if kind is None:
-            self._complete()
-        elif self._is_ours():
-            self._files.delete_dir(self._temporary)
+        try:
+            if kind is None:
+                with self._blaming("cannot be created"):
+                    self._complete()
+        finally:
+            self._done.set()
+            self._keeper.join()
+            with suppress(OSError, pa.ArrowException):  # else it would hide the first error
+                self._remove(self._temporary)
+                if self._is_ours():
+                    self._files.delete_file(self._beside(CLAIM))
 
     def table(self, name: str, rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
-        """Write a table as Parquet, batch by batch."""
-        self._files.create_dir(f"{self._temporary}/{name}")
-        path = f"{self._temporary}/{name}/part-0.parquet"
-        with pq.ParquetWriter(path, schema, filesystem=self._files, compression="zstd") as writer:
-            for batch in rows:
-                writer.write_batch(batch, ROWS_OF_A_GROUP)
+        """Write a table as Parquet, batch by batch.
+
+        Raises:
+            JobError: it cannot be written.
+        """
+        with self._blaming("cannot be written"):
+            self._files.create_dir(f"{self._temporary}/{name}")
+            path = f"{self._temporary}/{name}/part-0.parquet"
+            with pq.ParquetWriter(path, schema, filesystem=self._files, compression="zstd") as writer:
+                for batch in rows:
+                    writer.write_batch(batch, ROWS_OF_A_GROUP)
 
     def text(self, name: str, text: str) -> None:
-        """Write a text file."""
+        """Write a text file.
+
+        Raises:
+            JobError: it cannot be written.
+        """
         if self.renames_at_once:
-            self._write(f"{self._temporary}/{name}", text.encode())
+            with self._blaming("cannot be written"):
+                self._write(f"{self._temporary}/{name}", text.encode())
         else:
             self._texts[name] = text
 
+    @contextmanager
+    def _blaming(self, why: str) -> Iterator[None]:
+        """Turn an error of the filesystem into a JobError that names the folder."""
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise JobError(f"{self.name}: {why}: {self._redact(error)}") from None
+
+    def _beside(self, end: str) -> str:
+        """A path beside the folder, which readers leave out."""
+        above, _, name = self._target.rpartition("/")
+        return f"{above}/_{name}.{end}"
+
     def _take_over(self) -> None:
-        """Claim the temporary folder, unless another run holds it.
+        """Claim the folder, unless another run holds it.
 
         Raises:
-            JobError: another run is writing the folder now.
+            JobError: another run is writing the folder now, or has written it meanwhile.
         """
         if (held := self._held()) is not None:
             until = time.monotonic() + ABANDONED_S
-            while time.monotonic() < until:
-                time.sleep(CLAIMED_EVERY_S / 4)
-                if self._held() not in {held, None}:
+            while time.monotonic() < until and (now := self._held()) is not None:
+                if now != held:
                     raise self._taken()
-        if self._files.get_file_info(self._temporary).type != fs.FileType.NotFound:
-            self._files.delete_dir(self._temporary)
-        self._files.create_dir(self._temporary)
+                time.sleep(CLAIMED_EVERY_S / 4)
+            self._remove(self._beside(f"{held.partition(b' ')[0].decode(errors='replace')}.making"))
+        if self.renames_at_once:
+            self._files.create_dir(self._target.rpartition("/")[0])
         self._write_claim(0)
         time.sleep(SETTLED_S)
-        self._check_claim()
+        if not self._is_ours():
+            raise self._taken()
+        if self._is_there(self._target) and not self._overwrite:  # the other run has ended well
+            self._files.delete_file(self._beside(CLAIM))
+            raise self._exists()
+        self._files.create_dir(self._temporary)
 
     def _held(self) -> bytes | None:
-        """The claim on the temporary folder; None if it has no claim."""
+        """The claim on the folder; None if it has no claim."""
         try:
-            with self._files.open_input_stream(f"{self._temporary}/{CLAIM}") as file:
+            with self._files.open_input_stream(self._beside(CLAIM)) as file:
                 return bytes(file.read())
         except FileNotFoundError:
             return None
 
-    def _check_claim(self) -> None:
-        if not self._is_ours():
-            raise self._taken()
-
     def _taken(self) -> JobError:
         return JobError(f"{self.name}: another run is writing it now; give this one another --out")
 
+    def _exists(self) -> JobError:
+        return JobError(f"{self.name}: exists already; --overwrite replaces it")
+
+    def _is_there(self, path: str) -> bool:
+        return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
+
+    def _remove(self, path: str) -> None:
+        if self._is_there(path):
+            self._files.delete_dir(path)
+
     def _is_ours(self) -> bool:
-        return (self._held() or b"").startswith(self._claim)
+        return (self._held() or b"").startswith(self._claim.encode())
 
     def _write_claim(self, number: int) -> None:
-        self._write(f"{self._temporary}/{CLAIM}", b"%b %d" % (self._claim, number))
+        self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
 
     def _keep_claim(self) -> None:
         number = 0
         while not self._done.wait(CLAIMED_EVERY_S):
             number += 1
-            try:
+            with suppress(OSError, pa.ArrowException):  # the next one may succeed
                 if self._is_ours():  # else a run that began together with this one was slower to claim it
                     self._write_claim(number)
-            except (OSError, pa.ArrowException):
-                continue  # the next one may succeed
 
     def _complete(self) -> None:
         """Give the folder its name.
 
         Raises:
-            JobError: it could not be renamed, or another run has taken it over.
+            JobError: another run has taken it over, or has written it meanwhile.
         """
-        try:
-            self._check_claim()
-            self._files.delete_file(f"{self._temporary}/{CLAIM}")
-            if self._files.get_file_info(self._target).type != fs.FileType.NotFound:
-                self._files.delete_dir(self._target)
-            self._rename()
-            for name, text in self._texts.items():
-                self._write(f"{self._target}/{name}", text.encode())
-        except (OSError, pa.ArrowException) as error:
-            raise JobError(f"{self.name}: cannot be created: {self._redact(error)}") from None
+        if not self._is_ours():
+            raise self._taken()
+        if self._is_there(self._target):
+            if not self._overwrite:
+                raise self._exists()
+            self._files.delete_dir(self._target)
+        self._rename()
+        for name, text in self._texts.items():
+            self._write(f"{self._target}/{name}", text.encode())
 
     def _rename(self) -> None:
         if self.renames_at_once:
@@ -174,7 +210,6 @@ class OutputFolder:
         files = self._files
         files.create_dir(self._target)
         fs.copy_files(self._temporary, self._target, source_filesystem=files, destination_filesystem=files)
-        self._files.delete_dir(self._temporary)
 
     def _write(self, path: str, content: bytes) -> None:
         with self._files.open_output_stream(path) as file:
