@@ -238,3 +238,16 @@ def test_period_in_which_every_ask_was_refused(tmp_path: Path):
     found = audit(log.write(tmp_path / "log"))
     assert found.held
     assert found.overall["judged"] == 60
+
+
+def test_summary_names_every_failed_principal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The page shows some of them."""
+    monkeypatch.setattr(report, "IN_PAGE", 2)
+    names = [f"p{number}" for number in range(5)]
+    log = OracleLog(faults.FaultyOracle(SECRET, dict.fromkeys(names, faults.impatient)))
+    log.run(asks(3, names), 600, (0, 1))
+    found = audit(log.write(tmp_path / "log"))
+    assert len(found.report["failed"]) == 2
+    summary = json.loads((found.folder / "summary.json").read_text())
+    assert {each.get("principal") for each in summary["findings"]} >= set(names) & found.not_held.keys()
+    assert len(found.not_held) > 2

@@ -152,7 +152,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(params=[1, 20, 1_000], ids=lambda rows: f"{rows} rows a task")
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROWS_AT_ONCE", request.param)
+    monkeypatch.setattr(files, "FEWEST_ROWS", request.param)
 
 
 def shown(row: Row) -> tuple[Any, ...]:

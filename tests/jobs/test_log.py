@@ -117,10 +117,10 @@ def test_large_file_is_read_in_several_tasks(
     folder = tmp_path / "date=2026-11-21/hour=10"
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / "part.parquet", row_group_size=7)
-    monkeypatch.setattr(files, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(files, "FEWEST_ROWS", 20)
     tasks = row_groups(str(tmp_path), Period())
     assert [task.rows for task in tasks] == [21, 21, 18]
-    assert [group for task in tasks for group in task.groups] == list(range(9))
+    assert [group for task in tasks for _, groups in task.files for group in groups] == list(range(9))
     whole = read(good, Period(to_ms=START_MS + HOUR_MS))
     assert [dict(row) for row in read(tmp_path)] == whole
 

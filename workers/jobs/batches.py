@@ -28,6 +28,9 @@ COLUMNS: Final = (*IDENTITY, "at_ms", "order", "batch_rows", "siblings")
 NUMBERED: Final = re.compile(r"(.*)-([0-9]{12})", re.DOTALL)
 """The name of a batch: its node, and a number that grows by one."""
 
+MOST_MISSING: Final = 10**12
+"""The largest number of missing batches of a node: their numbers have twelve digits."""
+
 FIRST: Final = 1
 """The number of a node's first batch."""
 
@@ -324,7 +327,7 @@ def gaps_in(found: Overview, elsewhere: Iterable[str] = ()) -> LogGaps:
     for node, (first, last) in ends.items():
         there = [number for number in existing.get(node, ()) if first <= number <= last]
         beginning = beginning or (bool(there) and min(there) > FIRST)
-        gaps.append(NodeGap(node, first, last, last - first + 1 - len(there)))
+        gaps.append(NodeGap(node, first, last, min(last - first + 1 - len(there), MOST_MISSING)))
         if not there:
             absent.append(node)
     lacking = sorted((gap for gap in gaps if gap.missing), key=lambda gap: (-gap.missing, gap.node))

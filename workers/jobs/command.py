@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -103,6 +104,7 @@ def positive(text: str) -> int:
 def main(driver: Driver, argv: Sequence[str] | None = None) -> int:
     """Run a job; returns the exit code."""
     escape_output()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files in the scratch folder go
     parser = command_line(driver)
     arguments = parser.parse_args(argv)
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import fs
 from pyarrow import parquet as pq
 
@@ -15,6 +16,7 @@ from app.storage_location import InvalidLocationError, StorageLocation
 from workers.decision_log.schema import (
     SCHEMA,
     SECRETS_KEY,
+    VERDICT,
     BadFileError,
     blaming,
     columns_of,
@@ -36,11 +38,18 @@ RETRIES: Final = 3
 SHOWN_LETTERS: Final = 12
 """How many letters of a fingerprint a message shows."""
 
-ROWS_AT_ONCE: Final = 60_000
-"""A task has about so many rows: enough to make its start cheap, few enough for its columns in memory."""
+TASKS: Final = 128
+FEWEST_ROWS: Final = 60_000
+MOST_ROWS: Final = 500_000
+"""A log has about so many tasks, each with so many rows: enough to make its start cheap, and few enough that
+its verdicts fit in memory."""
 
 FooterCheck = Callable[[str, pq.FileMetaData], None]
 """Checks a file by its name and footer; raises JobError or BadFileError."""
+
+NEEDED: Final = {field.name: not field.nullable for field in VERDICT}
+END_MS: Final = 253_402_300_800_000
+"""The end of the year 9999."""
 
 TEXTS: Final = tuple(field.name for field in SCHEMA if pa.types.is_string(field.type))
 """The columns that are read as dictionaries: their values repeat."""
@@ -66,36 +75,70 @@ class LogPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Row groups of one file that are read together.
+    """Row groups that one task reads, in the order of time.
 
     Attributes:
+        files: paths, each with the numbers of row groups.
         rows: how many rows they have.
     """
 
     url: str
-    path: str
-    groups: tuple[int, ...]
+    files: tuple[tuple[str, tuple[int, ...]], ...]
     rows: int
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Each row group, with those of the columns that the file's version has; texts are dictionaries.
 
         Raises:
-            JobError: the file cannot be read.
+            JobError: a file cannot be read, or has invalid values.
         """
-        filesystem, _ = location_of(self.url).open()
+        location = location_of(self.url)
         try:
-            with (
-                blaming(self.path),
-                pq.ParquetFile(self.path, filesystem=filesystem, read_dictionary=list(TEXTS)) as file,
-            ):
-                held = [name for name in columns if name in columns_of(file.schema_arrow)]
-                for group in self.groups:
-                    yield file.read_row_group(group, columns=held, use_threads=False)
-        except FileNotFoundError:
-            raise JobError(f"{self.path}: was merged or removed meanwhile; start the job again") from None
-        except BadFileError as error:
-            raise JobError(str(error)) from None
+            filesystem, _ = location.open()
+            for path, groups in self.files:
+                yield from _read(filesystem, path, groups, columns)
+        except FileNotFoundError as error:
+            raise JobError(f"{location.redact(error)}: was merged or removed; start the job again") from None
+        except (BadFileError, OSError) as error:
+            raise JobError(location.redact(error)) from None
+
+
+def _read(
+    filesystem: fs.FileSystem, path: str, groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    with (
+        blaming(path),
+        pq.ParquetFile(path, filesystem=filesystem, read_dictionary=list(TEXTS)) as file,
+    ):
+        held = [name for name in columns if name in columns_of(file.schema_arrow)]
+        for group in groups:
+            table = file.read_row_group(group, columns=held, use_threads=False)
+            check_values(path, table)
+            yield table
+
+
+def check_values(path: str, table: pa.Table) -> None:
+    """Refuse rows without a value that each row has, with an invalid text, or with a time beyond all years.
+
+    Raises:
+        BadFileError: names the file and the column.
+    """
+    table.validate(full=True)
+    for field in SCHEMA:
+        if field.name not in table.schema.names:
+            continue
+        column = table.column(field.name)
+        if column.null_count and not field.nullable:
+            raise BadFileError(path, f"column {field.name}: is null in a row")
+        if field.name == "verdicts":
+            for verdicts in (chunk.flatten() for chunk in column.chunks):
+                for inner in verdicts.type:
+                    if NEEDED.get(inner.name) and verdicts.field(inner.name).null_count:
+                        raise BadFileError(path, f"column verdicts.{inner.name}: is null in a row")
+        elif field.name == "at_ms" and column.length():
+            first, last = (end.as_py() for end in pc.min_max(column).values())
+            if not 0 <= first <= last < END_MS:
+                raise BadFileError(path, f"column at_ms: has {first} to {last}, which are no times")
 
 
 class Fingerprints:
@@ -146,7 +189,7 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
         raise JobError(f"{name}: {location.redact(error)}") from None
     for attempt in range(RETRIES):
         files, hours = _list_files(filesystem, root, period)
-        found: list[RowGroups] = []
+        found: list[tuple[str, int, int]] = []
         try:
             with ThreadPoolExecutor(READERS) as pool:
                 footers = pool.map(lambda file: footer(file, filesystem), files)
@@ -154,7 +197,8 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
                     _check_hour(file, about)
                     if check is not None:
                         check(file, about)
-                    found += _tasks(url, file, about)
+                    rows = (about.row_group(group).num_rows for group in range(about.num_row_groups))
+                    found += [(file, group, count) for group, count in enumerate(rows) if count]
         except FileNotFoundError as error:
             if attempt == RETRIES - 1:
                 raise JobError(f"{name}: files vanish while they are read: {error}") from None
@@ -163,20 +207,28 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
             raise JobError(str(error)) from None
         if not found:
             raise JobError(_no_rows(name, period, hours))
-        return found
+        return _tasks(url, found)
     raise AssertionError("the last attempt returns or raises")
 
 
-def _tasks(url: str, file: str, about: pq.FileMetaData) -> Iterator[RowGroups]:
-    """The row groups of a file, together while they have few rows."""
-    groups: list[int] = []
-    rows = 0
-    for group in range(about.num_row_groups):
-        groups.append(group)
-        rows += about.row_group(group).num_rows
-        if rows >= ROWS_AT_ONCE or (group == about.num_row_groups - 1 and rows):
-            yield RowGroups(url, file, tuple(groups), rows)
-            groups, rows = [], 0
+def _tasks(url: str, groups: Sequence[tuple[str, int, int]]) -> list[RowGroups]:
+    """Tasks of about equal size for row groups: path, number and rows of each.
+
+    A large log has larger tasks, not more, since each task has a part of each partition.
+    """
+    total = sum(rows for _, _, rows in groups)
+    enough = min(max(total // TASKS, FEWEST_ROWS), MOST_ROWS)
+    tasks: list[RowGroups] = []
+    files: dict[str, list[int]] = {}
+    gathered = 0
+    for path, group, rows in groups:
+        files.setdefault(path, []).append(group)
+        gathered += rows
+        if gathered >= enough or (path, group) == groups[-1][:2]:
+            chosen = tuple((file, tuple(numbers)) for file, numbers in files.items())
+            tasks.append(RowGroups(url, chosen, gathered))
+            files, gathered = {}, 0
+    return tasks
 
 
 def _check_hour(file: str, about: pq.FileMetaData) -> None:

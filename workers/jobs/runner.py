@@ -177,7 +177,19 @@ def _gather(function: Gather[R], files: Sequence[Path], partition: int) -> R:
 
 def _partition(file: Path, partition: int) -> pa.Table:
     with pa.memory_map(str(file)) as mapped:
-        return pa.Table.from_batches([ipc.open_file(mapped).get_batch(partition)])
+        return compact(pa.Table.from_batches([ipc.open_file(mapped).get_batch(partition)]))
+
+
+def compact(table: pa.Table) -> pa.Table:
+    """A table whose dictionaries have few values that it does not have: a slice has those of the whole."""
+    columns = [_compact(column.combine_chunks()) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def _compact(column: pa.Array) -> pa.Array:
+    if not pa.types.is_dictionary(column.type) or len(column.dictionary) <= len(column):
+        return column
+    return column.cast(column.type.value_type).dictionary_encode()
 
 
 def processors() -> int:

@@ -37,7 +37,7 @@ ROWS_OF_A_CHUNK: Final = 16_384
 _SHIFT: Final = np.uint64(29)
 
 Orders = dict[tuple[str, str], list[int]]
-"""Places in the store's order, ascending, by bucket name and quota key."""
+"""Places in the store's order, by bucket name and quota key."""
 
 Flags = NDArray[np.bool_]
 
@@ -258,6 +258,13 @@ def integers(column: pa.Array, null: int = 0) -> NDArray[np.int64]:
     if column.null_count or pa.types.is_null(column.type):
         column = column.cast(pa.int64()).fill_null(null)
     return np.from_dlpack(column).astype(np.int64, copy=False)
+
+
+def numbers(column: pa.Array) -> NDArray[np.float64]:
+    """The numbers of a column, with 0 in place of null."""
+    if column.null_count or pa.types.is_null(column.type):
+        column = column.cast(pa.float64()).fill_null(0.0)
+    return np.from_dlpack(column).astype(np.float64, copy=False)
 
 
 def flags(column: pa.Array) -> Flags:

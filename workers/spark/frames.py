@@ -22,11 +22,11 @@ import pyarrow as pa
 from pyspark import RDD, TaskContext
 from pyspark.sql import DataFrame
 
-from workers.decision_log.schema import ADDED, SCHEMA
+from workers.decision_log.schema import ADDED, SCHEMA, BadFileError, blaming
 from workers.jobs import command
 from workers.jobs.batches import Task
 from workers.jobs.errors import JobError, JobUsageError
-from workers.jobs.files import TEXTS, FooterCheck
+from workers.jobs.files import TEXTS, FooterCheck, check_values
 from workers.jobs.period import Period
 from workers.jobs.progress import Progress
 from workers.spark.__main__ import Spark
@@ -53,6 +53,11 @@ class FramePart:
         for batch in _reading.pop():
             held = [name for name in columns if name in batch.schema.names]
             table = pa.Table.from_batches([batch]).select(held)
+            try:
+                with blaming("the data frame"):
+                    check_values("the data frame", table)
+            except BadFileError as error:
+                raise JobError(str(error)) from None
             for place, name in enumerate(held):
                 if name in TEXTS:
                     table = table.set_column(place, name, table.column(name).dictionary_encode())

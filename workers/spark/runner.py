@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from workers.jobs.errors import JobError
 from workers.jobs.progress import Progress
-from workers.jobs.runner import OPTIONS, Gather, Scatter
+from workers.jobs.runner import OPTIONS, Gather, Scatter, compact
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -160,17 +160,6 @@ def _packed(table: pa.Table) -> bytes:
     with ipc.new_stream(sink, table.schema, options=OPTIONS) as writer:
         writer.write_table(compact(table))
     return bytes(sink.getvalue())
-
-
-def compact(table: pa.Table) -> pa.Table:
-    """A table whose dictionaries have its own values alone: a part of a table has those of the whole."""
-    columns = [
-        column.cast(column.type.value_type).dictionary_encode()
-        if pa.types.is_dictionary(column.type)
-        else column
-        for column in table.columns
-    ]
-    return pa.table(columns, schema=table.schema)
 
 
 def _unpacked(packed: bytes) -> pa.Table:

@@ -203,9 +203,9 @@ COUNTS: Final = (
 )
 """The counts for principals and buckets. The last five are not found by replaying a bucket:
 
-- untold (``missing``): more unlogged charges than decisions without the store explain
+- untold (``replay``): more unlogged charges than decisions without the store explain
 - stale (``stale_limits``): verdicts by a limit that was not in force
-- unlikely (``tables``): asks with more new ids taken as seen than chance explains
+- unlikely (``replay``): asks with more new ids taken as seen than chance explains
 - contradicts, clock (``contradictions``): rows that contradict themselves or the store's clock
 """
 SCHEMA: Final = pa.schema(

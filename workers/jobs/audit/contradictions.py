@@ -2,7 +2,7 @@
 
 Three kinds of findings: a decision that does not follow from its verdicts (``differs``), a row with fields
 that cannot both be true (``contradicts``), and a time that does not fit the row's place in the
-store's order (``clock``). The checks are plain functions of one row; Spark runs them over all rows.
+store's order (``clock``). The checks are plain functions of one row. ``row_rules`` finds the rows that need them.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def wrong_decision(row: DecisionRow, *, sequential: bool) -> Contradiction | Non
 def checking(
     *, by_store: bool, sequential: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For ``mapInArrow`` over rows of the log: the findings, as rows of ``bucket_findings.SCHEMA``."""
+    """A function from batches of the log's rows to their findings, as rows of ``bucket_findings.SCHEMA``."""
 
     def check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         noted: Counter[str] = Counter()
@@ -348,7 +348,7 @@ def _check_usage(row: DecisionRow, verdict: VerdictRow) -> Iterator[Contradictio
         usage: float | None = float(len(row.ids or ()))
     else:
         usage = next((amount / key.per_unit for name, amount in row.usage if name == key.usage), None)
-    if usage is None or abs(usage - verdict.usage) > CLOSE * max(1.0, abs(usage)):
+    if usage is None or not abs(usage - verdict.usage) <= CLOSE * max(1.0, abs(usage)):
         exact = f"no {key.usage}" if usage is None else f"{usage:.12g}"
         yield Contradiction("usage", f"usage {verdict.usage:.12g}", f"{exact}, by its ask")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -252,7 +252,7 @@ class IdsJudge:
             return 0
         window_ms = charge.quota.window_ms
         logged = self.exact.charged(charge.now_ms, window_ms) + len(row.charged_ids or ())
-        surplus = round(row.observed) - min(logged, self.max_ids)
+        surplus = min(round(row.observed), self.max_ids) - min(logged, self.max_ids)
         if surplus <= 0:
             return 0
         if charge.now_ms - self.opened_ms >= window_ms:
@@ -368,13 +368,20 @@ class IdsJudge:
 
     def _drop_vague(self, missing: int, since_ms: int) -> int:
         """Drop missing charges from the vague ones, which must be older than assumed; returns how many."""
-        charges, dropped = self.exact.charges, 0
+        charges, dropped, left = self.exact.charges, 0, Counter[int]()
         while self.vague and dropped < missing:
             at_ms = self.vague.popleft()
-            place = bisect_left(charges, at_ms, lo=self.exact.dead)
+            place = bisect_left(charges, at_ms, lo=self.exact.dead) + left[at_ms]
             if at_ms > since_ms and place < len(charges) and charges[place] == at_ms:
-                del charges[place]
+                left[at_ms] += 1
                 dropped += 1
+        kept = []
+        for at_ms in charges[self.exact.dead :]:
+            if left[at_ms]:
+                left[at_ms] -= 1
+            else:
+                kept.append(at_ms)
+        charges[self.exact.dead :] = kept
         return dropped
 
     def _is_undetermined(self, row: BucketRow, judgement: Judgement, charge: BucketCharge) -> bool:

@@ -141,7 +141,7 @@ def audit(
         "max_ids": audit_rules.max_ids,
         "combine_delays": arguments.combine_delays,
     }
-    folder.text(SUMMARY, json.dumps(_summary(report), indent=1))
+    folder.text(SUMMARY, json.dumps(_summary(report, principals), indent=1))
     folder.text("report.html", page.html(report))
     return report
 
@@ -221,10 +221,14 @@ def _top_rows(principals: pa.Table, buckets: pa.Table, cases: pa.Table, overall:
     }
 
 
-def _summary(report: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(report: Mapping[str, Any], principals: pa.Table) -> dict[str, Any]:
     """The summary for programs: counts, and the findings over all and by principal."""
     total = report["overall"]
-    failed = [{"principal": row["principal"], "findings": row["not_held"]} for row in report["failed"]]
+    named = principals.filter(pc.greater(pc.list_value_length(principals["not_held"]), 0))
+    failed = [
+        {"principal": row["principal"], "findings": row["not_held"]}
+        for row in named.select(["principal", "not_held"]).to_pylist()
+    ]
     over_all = [{"findings": total["not_held"]}] if total["not_held"] else []
     return {
         "decisions": total["asks"],

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from app.domain.decision import OUTCOMES
 from workers.decision_log.schema import SCHEMA as LOG
-from workers.jobs.audit import row_rules
+from workers.jobs.audit import possible, row_rules
 from workers.jobs.audit.limits import FactorChange, LimitChange
 from workers.jobs.batches import Task
 from workers.jobs.period import Period
@@ -25,6 +25,7 @@ from workers.jobs.verdicts import (
     SCHEMA,
     Flags,
     LogRows,
+    Orders,
     among,
     flags,
     integers,
@@ -55,9 +56,6 @@ USES: Final = pa.schema(
     ]
 )
 """The uses of limits: by which node, in how many verdicts, and the times of the first and the last."""
-
-Orders = dict[tuple[str, str], list[int]]
-"""Places in the store's order by bucket name and quota key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +139,9 @@ def scan(rules: ScanRules, task: Task) -> tuple[Scanned, list[pa.Table]]:
         judged = rules.judged.mask(at_ms)
         _count(rows, judged, found)
         _count_asks(rows, judged, at_ms // rules.slice_ms * rules.slice_ms, found)
+        if (odd := possible.impossible(rows)).any():
+            found.findings.append(possible.findings(rows.where(odd & judged)))
+            judged, rows = judged[~odd], rows.where(~odd)
         verdicts = verdicts_of(rows)
         _note_uses(verdicts, rules.judged, found)
         found.findings.append(

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from math import isclose
+from math import isclose, isfinite
 from operator import add
 from typing import Any, Final, NamedTuple
 
@@ -121,7 +121,8 @@ def confirm(
     checked = _checked(chain((first,), some), quotas, tallies)
     try:
         quota = quotas[first.applied[0]]
-        is_confirmed = _KERNELS[quota.algorithm](checked, quota, quotas, rules, tallies)
+        kernel = _KERNELS.get(quota.algorithm)
+        is_confirmed = kernel is not None and kernel(checked, quota, quotas, rules, tallies)
     except _OddError:
         return None
     return dict(tallies) if is_confirmed else None
@@ -461,7 +462,7 @@ def _levels(pieces: Pieces) -> Iterator[tuple[Any, ...]]:
     """The values of each row by which a rate or a token bucket is replayed."""
 
     def each(rows: BucketColumns) -> Iterator[tuple[Any, ...]]:
-        if any(rows.how) or min(rows.usage) < 0:
+        if any(rows.how) or min(rows.usage) < 0 or not isfinite(sum(rows.usage)):
             raise _OddError
         return zip(
             rows.at_ms, rows.principal, rows.mode, rows.recheck, rows.is_refused, rows.byte_delay_ms,
