@@ -2,7 +2,8 @@
 
 Three kinds of findings: a decision that does not follow from its verdicts (``differs``), a row with fields
 that cannot both be true (``contradicts``), and a time that does not fit the row's place in the
-store's order (``clock``). The checks are plain functions of one row. ``row_rules`` finds the rows that need them.
+store's order (``clock``). The checks are plain functions of one row; ``row_rules`` finds the rows that need
+them.
 """
 
 from __future__ import annotations
