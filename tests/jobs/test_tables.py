@@ -183,7 +183,9 @@ def test_not_held_names_the_findings(*, allowed: bool, lacks: bool):
 
 def test_ids_named_by_a_fallback_before_are_not_falsely_seen(tmp_path: Path):
     """Only within a layer's lifetime, and only if the ask charges."""
-    of_ids = verdict(quota="producer_ids_rate", algorithm="producer_ids", ttl_ms=1_000)
+    of_ids = verdict(
+        quota="producer_ids_rate", algorithm="producer_ids", window_ms=500, interval_ms=500, ttl_ms=1_000
+    )
     without_store: Row = {"source": "fallback", "order": None, "failure": "timeout", "mode": "admit"}
     without_store |= {"verdicts": [of_ids]}
     bucket = {"quota": "producer_ids_rate", "bucket": "user=a", "principal": "a", "at_ms": 100_020}

@@ -93,14 +93,13 @@ class RowGroups:
             JobError: a file cannot be read, or has invalid values.
         """
         location = location_of(self.url)
-        try:
-            filesystem, _ = location.open()
-            for path, groups in self.files:
-                yield from _read(filesystem, path, groups, columns)
-        except FileNotFoundError as error:
-            raise JobError(f"{location.redact(error)}: was merged or removed; start the job again") from None
-        except (BadFileError, OSError) as error:
-            raise JobError(location.redact(error)) from None
+        for path, groups in self.files:
+            try:
+                yield from _read(location.open()[0], path, groups, columns)
+            except FileNotFoundError:
+                raise JobError(f"{path}: was merged or removed meanwhile; start the job again") from None
+            except (BadFileError, OSError) as error:
+                raise JobError(location.redact(error)) from None
 
 
 def _read(

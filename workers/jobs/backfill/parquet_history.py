@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 from workers.jobs.backfill.history_files import GONE, GZIP, PARQUET, HistoryFile
 from workers.jobs.backfill.uses import HistoryColumns, Uses, ms_of_text
 from workers.jobs.errors import JobError
-from workers.jobs.files import ROWS_AT_ONCE
+from workers.jobs.files import FEWEST_ROWS
 
 NANOSECONDS: Final = "timestamp_ns"
 UNSIGNED: Final = "uint64"
@@ -134,7 +134,7 @@ def parquet_tasks(file: HistoryFile, columns: HistoryColumns) -> list[ParquetTas
     for group in range(about.num_row_groups):
         groups.append(group)
         rows += about.row_group(group).num_rows
-        if rows >= ROWS_AT_ONCE or (group == about.num_row_groups - 1 and rows):
+        if rows >= FEWEST_ROWS or (group == about.num_row_groups - 1 and rows):
             tasks.append(ParquetTask(file, paths, tuple(groups), rows))
             groups, rows = [], 0
     return tasks
