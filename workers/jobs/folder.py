@@ -124,7 +124,7 @@ class OutputFolder:
             raise JobError(f"{self.name}: {why}: {self._redact(error)}") from None
 
     def _beside(self, end: str) -> str:
-        """A path beside the folder, which readers leave out."""
+        """A path next to the folder, which readers leave out."""
         above, _, name = self._target.rpartition("/")
         return f"{above}/_{name}.{end}"
 

@@ -1,4 +1,4 @@
-"""Finds rows that no node can have written: with unknown words, or with numbers that are none.
+"""Finds rows that no node can have written: with unknown words, or with numbers no quota has.
 
 The judges compute with the values of a row. Such a row is a finding by itself, and goes no further.
 """
