@@ -62,7 +62,7 @@ class OutputFolder:
             raise JobError(f"{self.name}: {self._redact(error)}") from None
         self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
         self._overwrite = overwrite
-        self._claim, self._done = uuid4().hex, threading.Event()
+        self._claim, self._done, self._claiming = uuid4().hex, threading.Event(), threading.Lock()
         self._temporary = self._beside(f"{self._claim}.making")
         self._texts: dict[str, str] = {}
         if exists and not overwrite:
@@ -174,10 +174,12 @@ class OutputFolder:
             self._files.delete_dir(path)
 
     def _is_ours(self) -> bool:
-        return (self._held() or b"").startswith(self._claim.encode())
+        with self._claiming:  # else it may be read while the other thread writes it
+            return (self._held() or b"").startswith(self._claim.encode())
 
     def _write_claim(self, number: int) -> None:
-        self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
+        with self._claiming:
+            self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
 
     def _keep_claim(self) -> None:
         number = 0
