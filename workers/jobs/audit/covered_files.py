@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -19,13 +19,13 @@ import pyarrow as pa
 
 from workers.decision_log.schema import HOUR_MS, SCHEMA, hour_of
 from workers.jobs.audit.replay import LateRowsError
-from workers.jobs.audit.row_digests import row_digests
-from workers.jobs.batches import EDGE_MS, BatchSummary, Runs
+from workers.jobs.audit.row_digests import Digests, row_digests
+from workers.jobs.batches import EDGE_MS, BatchSummary, Runs, groups_of, joined, runs_of
 from workers.jobs.errors import JobError
 from workers.jobs.files import RowGroups, location_of, row_groups
 from workers.jobs.period import Period
 from workers.jobs.runner import Runner
-from workers.jobs.verdicts import LogRows, integers
+from workers.jobs.verdicts import Flags, LogRows, integers
 
 PIECE: Final = 1 << 20
 
@@ -39,10 +39,14 @@ Known = Mapping[str, Runs]
 
 
 class Content(NamedTuple):
-    """Some rows of a batch: their number, and the sum of their digests."""
+    """Some rows of a batch: their places, and the sum of their digests."""
 
-    rows: int
+    runs: Runs
     digest: int
+
+    def plus(self, other: Content) -> Content:
+        """These rows and others."""
+        return Content(joined([*self.runs, *other.runs]), (self.digest + other.digest) % 2**64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +152,11 @@ def compare(
     known = _by_hour(batches)
     tasks = [(inside[name], known.get(hour_of(name) or 0, {})) for name in new]
     sealed = dict(zip(new, runner.each(partial(_seal, url, key), tasks, share * 3 / 4), strict=True))
-    again = _known_again(covered, sealed)
-    gone = [name for name in covered.keys() - inside.keys() if not _is_merged(name, covered[name], again)]
-    removed = _removed_hours(gone, inside, kept or again)
-    left = {name: covered[name] for name in kept}
-    files = {**left, **{name: each.file for name, each in sealed.items()}}
+    if covered and not kept and not any(each.known for each in sealed.values()):
+        raise OtherLogError("files: the log has none of the files that the state covers; it is another log")
+    _check_known(covered, sealed)
+    files = {name: covered[name] for name in kept} | {name: each.file for name, each in sealed.items()}
+    removed = _removed_hours({name: file for name, file in covered.items() if name not in inside}, files)
     return Comparison(files, _unknown(url, {inside[name]: each for name, each in sealed.items()}), removed)
 
 
@@ -205,7 +209,7 @@ def _seal(url: str, key: bytes, task: tuple[str, Known]) -> Sealed:
     return Sealed(LogFile(_hash(url, path), all_rows), known_rows, left_out, frozenset(whole))
 
 
-def _known(table: pa.Table, known: Known) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _known(table: pa.Table, known: Known) -> Flags:
     """Which rows are known."""
     batch = LogRows(table).column("batch")
     places = integers(LogRows(table).column("place"))
@@ -218,69 +222,68 @@ def _known(table: pa.Table, known: Known) -> np.ndarray[tuple[int], np.dtype[np.
     return found
 
 
-def _add(
-    sums: dict[str, Content],
-    table: pa.Table,
-    digests: np.ndarray[tuple[int], np.dtype[np.uint64]],
-    chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> None:
+def _add(sums: dict[str, Content], table: pa.Table, digests: Digests, chosen: Flags) -> None:
     """Add the chosen rows to the content of their batches."""
-    batch = LogRows(table).column("batch")
-    code = integers(batch.indices)[chosen]
-    size = len(batch.dictionary)
-    rows = np.bincount(code, minlength=size)
-    digest = np.zeros(size, np.uint64)
-    np.add.at(digest, code, digests[chosen])
-    for name, count, sum_ in zip(batch.dictionary.to_pylist(), rows.tolist(), digest.tolist(), strict=True):
-        if count:
-            before = sums.get(name, Content(0, 0))
-            sums[name] = Content(before.rows + count, (before.digest + sum_) % 2**64)
+    rows = LogRows(table)
+    names = rows.column("batch").dictionary.to_pylist()
+    code, place = integers(rows.column("batch").indices)[chosen], integers(rows.column("place"))[chosen]
+    order = np.lexsort((place, code))
+    code, place, digests = code[order], place[order], digests[chosen][order]
+    for begin, end in groups_of(code):
+        content = Content(runs_of(place[begin:end]), int(digests[begin:end].sum()))
+        name = names[code[begin]]
+        sums[name] = sums[name].plus(content) if name in sums else content
 
 
-def _known_again(covered: Mapping[str, LogFile], sealed: Mapping[str, Sealed]) -> set[tuple[int | None, str]]:
-    """The batches, by hour, of which new files have all known rows again, with the same content.
+Batch = tuple[int | None, str]
+"""An hour, and a batch that has rows in it."""
 
-    Raises:
-        LateRowsError: the content of one differs.
-    """
-    known: dict[tuple[int | None, str], list[Content]] = defaultdict(list)
-    for name, file in covered.items():
+
+def _contents(files: Mapping[str, LogFile]) -> dict[Batch, list[Content]]:
+    found: dict[Batch, list[Content]] = defaultdict(list)
+    for name, file in files.items():
         for batch, content in file.batches.items():
-            known[hour_of(name), batch].append(content)
-    found = set()
-    for name, each in sealed.items():
-        for batch, content in each.known.items():
-            where = hour_of(name), batch
-            right = known[where]
-            whole = Content(sum(one.rows for one in right), sum(one.digest for one in right) % 2**64)
-            if content not in (whole, *right):
-                raise LateRowsError(f"{name} has rows of batch {batch} again, which differ from those before")
-            if content == whole:
-                found.add(where)
+            found[hour_of(name), batch].append(content)
     return found
 
 
-def _is_merged(name: str, file: LogFile, again: set[tuple[int | None, str]]) -> bool:
-    """Whether all rows of a file that is gone are in other files of its hour."""
-    return all((hour_of(name), batch) in again for batch in file.batches)
+def _check_known(covered: Mapping[str, LogFile], sealed: Mapping[str, Sealed]) -> None:
+    """Check that known rows in new files have the content that they had.
+
+    Raises:
+        LateRowsError: the content of some differs, or cannot be compared.
+    """
+    contents = _contents(covered)
+    for name, each in sealed.items():
+        for batch, content in each.known.items():
+            right = contents[hour_of(name), batch]
+            if content not in right and (not right or content != reduce(Content.plus, right)):
+                raise LateRowsError(f"{name} has rows of {batch} again, which differ from those before")
 
 
-def _removed_hours(gone: Iterable[str], inside: Iterable[str], others: object) -> int:
+def _removed_hours(gone: Mapping[str, LogFile], left: Mapping[str, LogFile]) -> int:
     """How many hours were removed from the beginning of the log.
+
+    Args:
+        gone: the covered files that are gone; merged ones have their rows in others.
+        left: the files of the log.
 
     Raises:
         OtherLogError: files are gone that do not make up whole hours at the beginning.
     """
-    hours = {hour_of(name) or 0 for name in gone}
-    first = min((hour_of(name) or 0 for name in inside), default=0)
-    left = sorted(name for name in gone if (hour_of(name) or 0) >= first)
-    if not others and (left or hours):
-        raise OtherLogError("files: the log has none of the files that the state covers; it is another log")
-    if left:
-        raise OtherLogError(
-            f"files: {left[0]}: is gone from the log, but hours before it, or files of its hour, are there"
-        )
-    return len(hours)
+    contents = _contents(left)
+    first = min((hour_of(name) or 0 for name in left), default=0)
+    removed = set()
+    for name, file in sorted(gone.items()):
+        for batch, content in file.batches.items():
+            there = joined(run for one in contents[hour_of(name), batch] for run in one.runs)
+            if joined([*there, *content.runs]) != there:
+                if (hour := hour_of(name) or 0) >= first:
+                    raise OtherLogError(
+                        f"files: {name}: is gone from the log, but not all of its hour and of the hours before"
+                    )
+                removed.add(hour)
+    return len(removed)
 
 
 def _unknown(url: str, sealed: Mapping[str, Sealed]) -> list[RowGroups | UnknownRows]:

@@ -31,7 +31,7 @@ from workers.jobs.audit.covered_files import Content, LogFile
 from workers.jobs.audit.limits import FactorChange, LimitChange
 from workers.jobs.audit.replay import REPLAYS, Kept, LateRowsError
 from workers.jobs.audit.scan import ASKS, USES, SavedRows, Scanned
-from workers.jobs.batches import BatchSummary, Overview, joined
+from workers.jobs.batches import BatchSummary, Overview, Runs, joined
 from workers.jobs.errors import JobError
 from workers.jobs.files import location_of
 from workers.jobs.folder import RENAMES_AT_ONCE
@@ -43,11 +43,12 @@ CODE: Final = ("app.domain", "app.decision_log", "workers.decision_log", "worker
 """The packages whose code decides what an audit finds."""
 
 ROWS_OF_A_TASK: Final = 500_000
+RUNS: Final = pa.list_(pa.list_(pa.int64()))
 BATCHES: Final = pa.schema(
     [
         ("batch", pa.string()),
         ("rows", pa.int64()),
-        ("runs", pa.list_(pa.list_(pa.int64()))),
+        ("runs", RUNS),
         *((name, pa.int64()) for name in ("least", "most", "from_ms")),
         (
             "siblings",
@@ -56,7 +57,7 @@ BATCHES: Final = pa.schema(
     ]
 )
 CONTENTS: Final = pa.schema(
-    [("file", pa.string()), ("batch", pa.string()), ("rows", pa.int64()), ("digest", pa.uint64())]
+    [("file", pa.string()), ("batch", pa.string()), ("runs", RUNS), ("digest", pa.uint64())]
 )
 TIMES: Final = tuple(each.name for each in fields(Overview) if each.name != "batches")
 
@@ -191,7 +192,7 @@ class AuditState:
             self.hours_removed,
         )
         contents = [
-            {"file": name, "batch": batch, **content._asdict()}
+            {"file": name, "batch": batch, "runs": content.runs, "digest": content.digest}
             for name, file in self.files.items()
             for batch, content in file.batches.items()
         ]
@@ -255,7 +256,7 @@ class AuditState:
         }
         batches: dict[str, dict[str, Content]] = {name: {} for name in header["files"]}
         for row in table["contents"].to_pylist():
-            batches[row["file"]][row["batch"]] = Content(row["rows"], row["digest"])
+            batches[row["file"]][row["batch"]] = Content(_runs(row), row["digest"])
         scanned = Scanned(
             resets={(bucket, quota): orders for bucket, quota, orders in counts.resets},
             loads={(bucket, quota): orders for bucket, quota, orders in counts.loads},
@@ -342,9 +343,12 @@ def _batches(batches: Mapping[str, BatchSummary]) -> pa.Table:
 
 
 def _summary(row: Mapping[str, Any]) -> BatchSummary:
-    runs = [(first, last) for first, last in row["runs"]]
     siblings = [(one["node"], one["number"], one["at_ms"]) for one in row["siblings"]]
-    return BatchSummary(row["rows"], runs, row["least"], row["most"], row["from_ms"], siblings)
+    return BatchSummary(row["rows"], _runs(row), row["least"], row["most"], row["from_ms"], siblings)
+
+
+def _runs(row: Mapping[str, Any]) -> Runs:
+    return [(first, last) for first, last in row["runs"]]
 
 
 def _not_counted(verdicts: pa.Table) -> pa.Table:
