@@ -278,11 +278,10 @@ def _removed_hours(gone: Mapping[str, LogFile], left: Mapping[str, LogFile]) -> 
         for batch, content in file.batches.items():
             there = joined(run for one in contents[hour_of(name), batch] for run in one.runs)
             if joined([*there, *content.runs]) != there:
-                if (hour := hour_of(name) or 0) >= first:
-                    raise OtherLogError(
-                        f"files: {name}: is gone from the log, but not all of its hour and of the hours before"
-                    )
-                removed.add(hour)
+                removed.add(hour := hour_of(name) or 0)
+                if hour >= first:
+                    which = "its hour, or an hour before it, is there"
+                    raise OtherLogError(f"files: {name}: is gone from the log, but {which}")
     return len(removed)
 
 
