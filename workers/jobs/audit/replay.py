@@ -103,8 +103,6 @@ def replay(rules: ReplayRules, pieces: Iterable[pa.Table]) -> Replayed:
     for bucket in buckets:
         name = bucket.quota, bucket.bucket, bucket.key
         before = replays.get(name)
-        if before is not None and _value(bucket, bucket.begin, "order") <= decode(before).last_order:
-            raise LateRowsError(f"rows of {bucket.bucket} arrived late")
         end = bucket.end if rules.settled_ms is None else _settled_end(bucket, rules.settled_ms)
         is_open[end : bucket.end] = True
         if (after := _replayed(bucket, rules, end, before, settled, found)) is not None:
@@ -192,13 +190,27 @@ def _replayed(
             tallies = BucketFindings.of_tallies(bucket.quota, bucket.bucket, part.tallies)
             (settled if part.is_settled else found).add(tallies.flush())
         return next((part.replay for part in parts if part.replay is not None), before)
-    replay = Replay() if before is None else decode(before)
+    replay = _at_first(bucket, before)
     if bucket.begin < end:
         settled.add(judged(bucket.part(bucket.begin, end).rows(), audit, replay))
         before = None if rules.settled_ms is None else encode(replay)
     if end < bucket.end:
         found.add(judged(bucket.part(end, bucket.end).rows(), audit, replay))
     return before
+
+
+def _at_first(bucket: BucketVerdicts, before: bytes | None) -> Replay:
+    """The replay before the rows of a bucket.
+
+    Raises:
+        LateRowsError: it has rows that come later than the first of these.
+    """
+    if before is None:
+        return Replay()
+    replay = decode(before)
+    if _value(bucket, bucket.begin, "order") <= replay.last_order:
+        raise LateRowsError(f"rows of {bucket.bucket} arrived late")
+    return replay
 
 
 class _Confirmed(NamedTuple):
@@ -220,7 +232,7 @@ def _confirmed(
     partition, events = bucket.partition, (bucket.bucket, bucket.quota)
     if events in rules.audit.resets or events in rules.audit.loads:
         return None
-    replay = Replay() if before is None else decode(before)
+    replay = _at_first(bucket, before)
     algorithm = partition.quotas[_value(bucket, bucket.begin, "applied")].algorithm
     judge = replay.judge = replay.judge or judge_of(algorithm, rules.audit)
     ends, charge = {end, bucket.end}, -1
