@@ -177,12 +177,17 @@ def log_files(url: str) -> dict[str, int]:
     Raises:
         JobError: the log cannot be listed.
     """
-    filesystem, root = _opened(location_of(url))
+    filesystem, root = opened(location_of(url))
     files, _ = _list_files(filesystem, root, Period())
     return {entry.path: entry.size or 0 for entry in filesystem.get_file_info(files)}
 
 
-def _opened(location: StorageLocation) -> tuple[fs.FileSystem, str]:
+def opened(location: StorageLocation) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a location, and the path in it.
+
+    Raises:
+        JobError: it can never be reached, or cannot be now.
+    """
     try:
         return location.open()
     except (InvalidLocationError, OSError) as error:
@@ -203,7 +208,7 @@ def row_groups(
     """
     location = location_of(url)
     name = location.name
-    filesystem, root = _opened(location)
+    filesystem, root = opened(location)
     for attempt in range(RETRIES):
         files, hours = _list_files(filesystem, root, period) if only is None else (sorted(only), [])
         found: list[tuple[str, int, int]] = []

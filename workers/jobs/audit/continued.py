@@ -14,7 +14,7 @@ from workers.jobs.audit.state import AuditState, refused
 from workers.jobs.files import log_files
 from workers.jobs.folder import OutputFolder
 from workers.jobs.period import Period
-from workers.jobs.progress import Progress
+from workers.jobs.progress import WHOLE, Progress
 from workers.jobs.runner import Runner
 
 if TYPE_CHECKING:
@@ -29,6 +29,24 @@ HASHED_AT_ONCE: Final = 100
 
 COMPARE: Final = 10.0
 """The share of comparing the files in the time of an audit, in per cent."""
+
+
+class _Scaled:
+    """Progress of an audit that also compares files."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._done = progress, 0.0
+
+    def advance(self, share: float) -> None:
+        """Note that a further share is done."""
+        part = share * WHOLE / (WHOLE + COMPARE)
+        self._done += part
+        self._progress.advance(part)
+
+    def begin(self) -> None:
+        """Begin again at zero."""
+        self._progress.advance(-self._done)
+        self._done = 0.0
 
 
 def continued(
@@ -46,8 +64,9 @@ def continued(
     if state is not None:
         new = sum(size for path, size in files.items() if not path.endswith(tuple(state.files)))
         rows = rows // HASHED_AT_ONCE + new // BYTES_OF_A_ROW
-    with driver.runner(arguments, progress, rows) as runner:
-        report, state = _audited(runner, arguments, files, folder, state)
+    scaled = _Scaled(progress)
+    with driver.runner(arguments, scaled, rows) as runner:
+        report, state = _audited(runner, arguments, files, folder, state, scaled.begin)
     return report, partial(state.save, arguments.state, options)
 
 
@@ -57,6 +76,7 @@ def _audited(
     files: Mapping[str, int],
     folder: OutputFolder,
     state: AuditState | None,
+    begin_again: Callable[[], None],
 ) -> tuple[dict[str, Any], AuditState]:
     """The report, and the state after it."""
     said = []
@@ -67,6 +87,7 @@ def _audited(
             if state.hours_removed:
                 raise refused(arguments.state, f"{why}, and the log no longer has all hours before") from None
             said = [f"  --state: the log was read whole, because {why}"]
+            begin_again()
     report, after = _from(AuditState(), runner, arguments, files, folder)
     return report | {"state": said}, after
 

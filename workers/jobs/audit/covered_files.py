@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from workers.decision_log.schema import HOUR_MS, SCHEMA, hour_of
+from workers.decision_log.schema import HOUR_MS, MERGED, SCHEMA, hour_of
 from workers.jobs.audit.replay import LateRowsError
 from workers.jobs.audit.row_digests import Digests, row_digests
 from workers.jobs.batches import EDGE_MS, BatchSummary, Runs, groups_of, joined, runs_of
 from workers.jobs.errors import JobError
-from workers.jobs.files import RowGroups, location_of, row_groups
+from workers.jobs.files import RowGroups, location_of, opened, row_groups
 from workers.jobs.period import Period
 from workers.jobs.runner import Runner
 from workers.jobs.verdicts import Flags, LogRows, integers
@@ -150,26 +150,30 @@ def compare(
             )
     new = sorted(inside.keys() - covered.keys())
     known = _by_hour(batches)
-    tasks = [(inside[name], known.get(hour_of(name) or 0, {})) for name in new]
+    tasks = [(inside[name], known.get(hour_of(name) or 0, {}) if _is_merged(name) else {}) for name in new]
     sealed = dict(zip(new, runner.each(partial(_seal, url, key), tasks, share * 3 / 4), strict=True))
-    if covered and not kept and not any(each.known for each in sealed.values()):
-        raise OtherLogError("files: the log has none of the files that the state covers; it is another log")
-    _check_known(covered, sealed)
     files = {name: covered[name] for name in kept} | {name: each.file for name, each in sealed.items()}
+    if covered and _contents(covered).keys().isdisjoint(_contents(files)):
+        raise OtherLogError("files: the log has none of the rows that the state covers; it is another log")
+    _check_known(covered, sealed)
     removed = _removed_hours({name: file for name, file in covered.items() if name not in inside}, files)
     return Comparison(files, _unknown(url, {inside[name]: each for name, each in sealed.items()}), removed)
 
 
+def _is_merged(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(MERGED)
+
+
 def _within(url: str, path: str) -> str:
     """The path of a file within the log."""
-    return path.removeprefix(location_of(url).open()[1]).lstrip("/")
+    return path.removeprefix(opened(location_of(url))[1]).lstrip("/")
 
 
 def _hash(url: str, path: str) -> str:
     """The hash of a file's bytes."""
     found = sha256()
     try:
-        with location_of(url).open()[0].open_input_stream(path) as file:
+        with opened(location_of(url))[0].open_input_stream(path) as file:
             while piece := file.read(PIECE):
                 found.update(piece)
     except FileNotFoundError:

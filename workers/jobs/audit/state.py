@@ -33,7 +33,7 @@ from workers.jobs.audit.replay import REPLAYS, Kept, LateRowsError
 from workers.jobs.audit.scan import ASKS, USES, SavedRows, Scanned
 from workers.jobs.batches import BatchSummary, Overview, Runs, joined
 from workers.jobs.errors import JobError
-from workers.jobs.files import location_of
+from workers.jobs.files import location_of, opened
 from workers.jobs.folder import RENAMES_AT_ONCE
 from workers.jobs.verdicts import SCHEMA as VERDICTS
 
@@ -59,6 +59,12 @@ BATCHES: Final = pa.schema(
 CONTENTS: Final = pa.schema(
     [("file", pa.string()), ("batch", pa.string()), ("runs", RUNS), ("digest", pa.uint64())]
 )
+_BAD: Final = (
+    *(OSError, ValueError, KeyError, TypeError),
+    *(zipfile.BadZipFile, msgspec.MsgspecError, pa.ArrowException),
+)
+"""The errors of an archive that is no state."""
+
 TIMES: Final = tuple(each.name for each in fields(Overview) if each.name != "batches")
 
 
@@ -158,8 +164,8 @@ class AuditState:
         """
         location = location_of(url)
         content = self._packed(options)
+        files, path = opened(location)
         try:
-            files, path = location.open()
             if files.type_name not in RENAMES_AT_ONCE:
                 _write(files, path, content)
                 return
@@ -230,8 +236,8 @@ class AuditState:
             JobError: it is not a whole state, or one of other code, or of an audit with other options.
         """
         location = location_of(url)
+        files, path = opened(location)
         try:
-            files, path = location.open()
             with files.open_input_stream(path) as file:
                 content = bytes(file.read())
         except FileNotFoundError:
@@ -240,7 +246,7 @@ class AuditState:
             raise JobError(f"{location.name}: cannot be read: {location.redact(error)}") from None
         try:
             return cls._unpacked(_members(url, content, options))
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, pa.ArrowException) as error:
+        except _BAD as error:
             raise refused(
                 url, f"is no whole state of an audit: it was altered or cut short ({error})"
             ) from None
