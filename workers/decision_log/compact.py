@@ -21,6 +21,7 @@ from workers.decision_log.folder import ASIDE, ROWS_OF_A_GROUP, Folder
 from workers.decision_log.schema import (
     HOUR_MS,
     IDENTITY,
+    MERGED,
     SCHEMA,
     SUFFIX,
     BadFileError,
@@ -35,7 +36,6 @@ from workers.decision_log.schema import (
     with_secrets,
 )
 
-MERGED: Final = "merged-"
 HOLDS: Final = b"quotagate.holds"
 """The metadata key under which a merged file lists the names of its sources, as JSON."""
 

@@ -61,6 +61,9 @@ IDENTITY: Final = ("batch", "place")
 """Rows that agree in these columns are one row."""
 
 SUFFIX: Final = ".parquet"
+MERGED: Final = "merged-"
+"""The prefix of files that were merged from others of their hour."""
+
 HOUR_MS: Final = 3_600_000
 _LAST_HOUR: Final = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) * 1000 // HOUR_MS
 _PARTITION: Final = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")

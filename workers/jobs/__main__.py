@@ -21,6 +21,7 @@ class Processes:
 
     program = "quotagate"
     description = "Jobs over the decision log, in the processes of this machine."
+    has_files = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the option for the number of processes."""

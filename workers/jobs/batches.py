@@ -183,11 +183,11 @@ def _of_rows(task: int, rows: LogRows, period: Period, judged: Period) -> Overvi
     size, has_size = size[order], has_size[order]
     names = batch.dictionary.to_pylist()
     named = {names[code]: siblings for code, siblings in _siblings(rows)}
-    for begin, end in _groups(code):
+    for begin, end in groups_of(code):
         known = size[begin:end][has_size[begin:end]]
         found.batches[names[code[begin]]] = BatchSummary(
             end - begin,
-            _runs(place[begin:end]),
+            runs_of(place[begin:end]),
             int(known.min()) if len(known) else None,
             int(known.max()) if len(known) else None,
             int(at_ms[begin:end].min()),
@@ -202,14 +202,14 @@ def _ends(at_ms: NDArray[np.int64]) -> tuple[int | None, int | None]:
     return (int(at_ms.min()), int(at_ms.max())) if len(at_ms) else (None, None)
 
 
-def _groups(sorted_: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def groups_of(sorted_: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Where each group of equal numbers begins and ends."""
     if len(sorted_):
         begins = [0, *(np.flatnonzero(np.diff(sorted_)) + 1).tolist()]
         yield from zip(begins, [*begins[1:], len(sorted_)], strict=True)
 
 
-def _runs(places: NDArray[np.int64]) -> Runs:
+def runs_of(places: NDArray[np.int64]) -> Runs:
     """The runs of ascending places, some of which may be there twice."""
     breaks = np.flatnonzero(np.diff(places) > 1)
     firsts, lasts = places[[0, *(breaks + 1)]].tolist(), places[[*breaks, -1]].tolist()

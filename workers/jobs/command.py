@@ -41,6 +41,8 @@ class Driver(Protocol):
 
     program: str
     description: str
+    has_files: bool
+    """Whether the log is files, and not a data frame."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the driver's own arguments."""

@@ -171,23 +171,46 @@ class Fingerprints:
                 )
 
 
-def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> list[RowGroups]:
+def log_files(url: str) -> dict[str, int]:
+    """The sizes in bytes of all files of a log, by their paths.
+
+    Raises:
+        JobError: the log cannot be listed.
+    """
+    filesystem, root = opened(location_of(url))
+    files, _ = _list_files(filesystem, root, Period())
+    return {entry.path: entry.size or 0 for entry in filesystem.get_file_info(files)}
+
+
+def opened(location: StorageLocation) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a location, and the path in it.
+
+    Raises:
+        JobError: it can never be reached, or cannot be now.
+    """
+    try:
+        return location.open()
+    except (InvalidLocationError, OSError) as error:
+        raise JobError(f"{location.name}: {location.redact(error)}") from None
+
+
+def row_groups(
+    url: str, period: Period, check: FooterCheck | None = None, only: Sequence[str] | None = None
+) -> list[RowGroups]:
     """The row groups of the hours of a period, in the order of time, after each file was checked.
 
     Args:
         check: called with each file's footer.
+        only: the paths of the files to read; by default all.
 
     Raises:
         JobError: there are no rows, or a file is invalid; the message names the file and the field.
     """
     location = location_of(url)
     name = location.name
-    try:
-        filesystem, root = location.open()
-    except (InvalidLocationError, OSError) as error:
-        raise JobError(f"{name}: {location.redact(error)}") from None
+    filesystem, root = opened(location)
     for attempt in range(RETRIES):
-        files, hours = _list_files(filesystem, root, period)
+        files, hours = _list_files(filesystem, root, period) if only is None else (sorted(only), [])
         found: list[tuple[str, int, int]] = []
         try:
             with ThreadPoolExecutor(READERS) as pool:
@@ -204,7 +227,7 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
             continue
         except BadFileError as error:
             raise JobError(str(error)) from None
-        if not found:
+        if not found and only is None:
             raise JobError(_no_rows(name, period, hours))
         return _tasks(url, found)
     raise AssertionError("the last attempt returns or raises")

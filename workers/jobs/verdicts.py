@@ -449,11 +449,15 @@ def partitioned(verdicts: pa.Table, partitions: int) -> list[pa.Table]:
     """The verdicts of each partition; all verdicts of one bucket and quota are in one of them."""
     applied = verdicts.column("applied").combine_chunks()
     homes = [_home(packed, partitions) for packed in applied.dictionary.to_pylist()]
-    home = np.array(homes, np.int64)[integers(applied.indices)]
+    return placed(verdicts, np.array(homes, np.int64)[integers(applied.indices)], partitions)
+
+
+def placed(rows: pa.Table, home: NDArray[np.int64], partitions: int) -> list[pa.Table]:
+    """The rows of each partition, given the partition of each row."""
     order = np.argsort(home, kind="stable")
     ends = np.searchsorted(home[order], np.arange(partitions + 1))
-    placed = verdicts.take(pa.array(order))
-    return [placed.slice(begin, end - begin) for begin, end in pairwise(ends)]
+    in_order = rows.take(pa.array(order))
+    return [in_order.slice(begin, end - begin) for begin, end in pairwise(ends)]
 
 
 def quotas_of(applied: pa.DictionaryArray) -> list[dict[str, Any]]:
@@ -465,6 +469,11 @@ def quotas_of(applied: pa.DictionaryArray) -> list[dict[str, Any]]:
 
 def _home(packed: bytes, partitions: int) -> int:
     quota, bucket, *_ = msgpack.decode(packed)
+    return partition_of(quota, bucket, partitions)
+
+
+def partition_of(quota: str, bucket: str, partitions: int) -> int:
+    """The partition of a bucket."""
     return int(mmh3.hash(f"{quota}\t{bucket}", signed=False)) % partitions
 
 
@@ -492,6 +501,10 @@ class BucketVerdicts(NamedTuple):
             columns = self.partition.chunk(chunk)
             yield {name: columns[name][inside:end] for name in names}
             at += end - inside
+
+    def part(self, begin: int, end: int) -> BucketVerdicts:
+        """Some of its verdicts, by their places in the partition."""
+        return self._replace(begin=begin, end=end)
 
     def rows(self) -> Iterator[BucketRow]:
         """Its verdicts, one after the other."""
@@ -551,6 +564,21 @@ class VerdictPartition:
     def quotas(self) -> list[Quota]:
         """The quotas as they applied, by the numbers in the column ``applied`` of a chunk."""
         return [_quota_of(each) for each in self.applied]
+
+    @cached_property
+    def at_ms(self) -> NDArray[np.int64]:
+        """The time of each verdict."""
+        return integers(self._table.column("at_ms").combine_chunks())
+
+    @cached_property
+    def charges(self) -> Flags:
+        """Which verdicts charged their usage (``BucketRow.is_charged``)."""
+        mode, is_refused = (self._table.column(name).combine_chunks() for name in ("mode", "is_refused"))
+        return among(mode, *CHARGING) & ~flags(is_refused)
+
+    def where(self, keeps: Flags) -> pa.Table:
+        """Some of the verdicts, as ``SCHEMA``."""
+        return self._table.filter(pa.array(keeps))
 
     def chunk(self, number: int) -> Chunk:
         """Some of the partition's verdicts; the last chunk is kept."""

@@ -23,6 +23,7 @@ class Spark:
 
     program = "quotagate spark"
     description = "Jobs over the decision log, on Spark."
+    has_files = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of the session."""

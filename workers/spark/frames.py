@@ -107,6 +107,8 @@ def _unpickled(row: Any) -> Any:
 class Frame(Spark):
     """Runs a job over a frame."""
 
+    has_files = False
+
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame.select(*(name for name in SCHEMA.names if name in frame.columns))
 

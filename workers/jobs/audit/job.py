@@ -29,6 +29,7 @@ OUT/buckets, OUT/cases and OUT/overall as Parquet.
 examples:
   %(prog)s --out report
   %(prog)s --from 2026-11-21T10:00:00Z --to 2026-11-21T11:00:00Z --out report --overwrite
+  %(prog)s --state audit.state --out report --overwrite     (every hour: it reads only the last one)
 """
 
 
@@ -51,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the log was switched on while the store was in use, so buckets may be older than the log: "
         "count an id as new only if that is certain. Implied by --from, and if the log's beginning was "
         "removed",
+    )
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        help="go on from the state that an earlier audit of this log left in this file, and leave a new one: "
+        "only files that are new since then are read, and the report is on all; a path or URL, made by the "
+        "first audit",
     )
     parser.add_argument(
         "--allow-lost", action="store_true", help="ignore lost charges, after a known failover of the store"
@@ -110,11 +118,22 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     if arguments.clock not in CLOCKS:
         raise JobUsageError(f"--clock: must be {' or '.join(CLOCKS)}")
     period = Period.of(arguments.from_, arguments.to)
+    if arguments.state and period != Period():
+        raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")
+    if arguments.state and not driver.has_files:
+        raise JobUsageError("--state: a state covers files of the log, and a data frame has none")
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("audit") as bar:
-        tasks = driver.row_groups(arguments.log, around(arguments, period))
-        whole = partial(driver.row_groups, arguments.log, Period())
-        with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
-            report = audit(runner, arguments, period, tasks, whole, folder)
+        if arguments.state:
+            from workers.jobs.audit.continued import continued
+
+            report, save = continued(driver, arguments, bar, folder)
+        else:
+            tasks = driver.row_groups(arguments.log, around(arguments, period))
+            whole = partial(driver.row_groups, arguments.log, Period())
+            with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
+                report = audit(runner, arguments, period, tasks, whole, folder)
+    if arguments.state:
+        save()
     print(summary(report, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     return 0 if report["held"] else 1
