@@ -15,9 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from app.domain.entity import TYPES, Entity
 from app.domain.errors import EntityError, QuotaValueError
 from app.domain.quota import Defaults
-from app.domain.quota_value import Definition, check_all, pointer
-from app.run.commands.quotas.catalog_schema import NAME as SCHEMA
-from app.run.commands.values import NUMBER
+from app.domain.quota_value import NUMBER, Definition, check_all, pointer
 from app.terminal import plain
 
 MAX_DEPTH: Final = 10
@@ -79,13 +77,6 @@ def _too_deep(text: str) -> int | None:
 def ordered(quotas: Iterable[EntityAndQuotas]) -> list[EntityAndQuotas]:
     """Sort quotas as in a file: by the types of their entity, then by name."""
     return sorted(quotas, key=lambda one: ([TYPES.index(type_) for type_ in _types(one[0])], one[0]))
-
-
-def write(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
-    """Yield the lines of a file; a quota with only a limit is written as a number."""
-    yield f"# yaml-language-server: $schema={SCHEMA}\n"
-    yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
-    yield from quota_lines(quotas)
 
 
 def quota_lines(quotas: Sequence[EntityAndQuotas]) -> Iterator[str]:

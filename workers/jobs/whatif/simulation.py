@@ -1,0 +1,636 @@
+"""Replays a log under other quotas: which asks would they refuse, and how long would callers wait?
+
+All asks of the log go through one loop over all buckets, in the store's order, so an ask that one quota
+refuses charges none, as in the store. Callers do not react in the log as they would have; the scenarios say
+what is assumed of them:
+
+- ``as-logged``: every ask comes when it came.
+- ``retry-after-wait``: an ask that is throttled and was not in the log comes again after its wait, up to
+  ``retries`` times. The log already has the retries of those that were refused then.
+- ``stop-while-waiting``: a caller sends nothing while it waits. Its asks queue, a throttled one in front, and
+  one that has waited for longer than ``patience_ms`` is given up.
+
+Answers without the store, kept answers, and asks that a throttle factor of 0 held, stay as they are. So do
+the units of leases. The log begins with empty buckets here, so its first window is judged too kindly; rows
+of a lead-in fill the buckets without being counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, Literal
+
+from app.domain.decision import OUTCOMES
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
+from app.domain.oracle import key_of
+from app.domain.quota import Enforcement, Quota
+from app.domain.usage import usage_field
+from app.domain.volumes import scaled_quota
+from workers.jobs.whatif.buckets import (
+    DELAY,
+    REFUSED,
+    THROTTLE,
+    Bucket,
+    Ids,
+    QuotaForm,
+    new_bucket,
+)
+from workers.jobs.whatif.reproduction import (
+    Reproduction,
+    ReproductionCheck,
+    follow_lease,
+    give_back,
+    renew,
+    sequential_answers,
+    summed_delay,
+)
+from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller, LoggedChange, RowDecoder, RowSlice, VerdictOfAsk
+
+RULES: Final = MatchingRules()
+
+MOST_SERIES: Final = 4_096
+"""Of so many principals a chart may be drawn; a series takes as much memory as its slices of time."""
+
+Scenario = Literal["as-logged", "retry-after-wait", "stop-while-waiting"]
+SCENARIOS: Final[tuple[Scenario, ...]] = ("as-logged", "retry-after-wait", "stop-while-waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """The assumptions of a what-if.
+
+    Attributes:
+        retries: how often a refused ask comes again.
+        patience_ms: after this wait a queued ask is given up.
+        from_ms: asks before this time fill the buckets, and are not counted.
+        is_whole: the log has the first batch of every node.
+        sequential: ``QUOTAGATE_COMBINE_DELAYS``.
+        slice_ms: the length of a slice of time in the series of principals.
+    """
+
+    scenario: Scenario = "as-logged"
+    retries: int = 3
+    patience_ms: int = 60_000
+    from_ms: int = 0
+    max_ids: int = 1_000_000
+    is_whole: bool = False
+    sequential: bool = False
+    rules: MatchingRules = RULES
+    slice_ms: int = 60_000
+
+
+@dataclass(slots=True)
+class World:
+    """What came of a principal's asks, or of all, under one set of quotas.
+
+    Attributes:
+        decisions: the number of asks by decision; an ask that came again counts by its last answer.
+        usage: the admitted usage by field; ``producer_ids`` are new ids.
+        wait_ms: the sum of all waits that were answered, and of those in queues.
+        gave_up: refused asks that their callers gave up while they waited.
+        retries: how often asks came again.
+        limited_by: the number of asks that were not admitted at once, by the key of the quota that decided.
+    """
+
+    decisions: Counter[str] = field(default_factory=Counter)
+    usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    wait_ms: int = 0
+    gave_up: int = 0
+    retries: int = 0
+    limited_by: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def refused(self) -> int:
+        """How many asks were refused."""
+        return self.decisions["throttle"] + self.decisions["reject"]
+
+    def add(self, other: World) -> None:
+        """Add the asks of another one."""
+        self.decisions += other.decisions
+        for name, amount in other.usage.items():
+            self.usage[name] += amount
+        self.wait_ms += other.wait_ms
+        self.gave_up += other.gave_up
+        self.retries += other.retries
+        self.limited_by += other.limited_by
+
+
+@dataclass(slots=True)
+class Compared:
+    """Asks in both worlds.
+
+    Attributes:
+        newly_refused: admitted in the log, and refused by the other quotas.
+        newly_admitted: the other way round.
+        kept: answers that were taken from the log, since the store did not give them.
+    """
+
+    before: World = field(default_factory=World)
+    after: World = field(default_factory=World)
+    newly_refused: int = 0
+    newly_admitted: int = 0
+    kept: int = 0
+
+    @property
+    def changed(self) -> int:
+        """How many asks were admitted in one world only."""
+        return self.newly_refused + self.newly_admitted
+
+    def add(self, other: Compared) -> None:
+        """Add the asks of another one."""
+        self.before.add(other.before)
+        self.after.add(other.after)
+        self.newly_refused += other.newly_refused
+        self.newly_admitted += other.newly_admitted
+        self.kept += other.kept
+
+
+@dataclass(slots=True)
+class UsageSeries:
+    """The asks of a principal over time, for charts.
+
+    Attributes:
+        usage: what was asked for in modes admit and record, by the beginning of the slice and the field; for
+            ``producer_ids`` the ids that were charged in the log.
+        refused_before, refused_after: the number of refused asks by the beginning of the slice.
+        limits: the limits that the log's verdicts name, by quota key, each from a time on.
+    """
+
+    usage: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
+    refused_before: Counter[int] = field(default_factory=Counter)
+    refused_after: Counter[int] = field(default_factory=Counter)
+    limits: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    def add(self, ask: LoggedAsk, slice_ms: int) -> None:
+        """Add an ask as it was logged."""
+        begin_ms = ask.at_ms - ask.at_ms % slice_ms
+        if ask.rank >= THROTTLE:
+            self.refused_before[begin_ms] += 1
+        if ask.mode in {"admit", "record"}:
+            for name, amount in zip(ask.caller.fields, ask.amounts, strict=True):
+                self.usage[begin_ms, name] += amount
+        for verdict in ask.verdicts:
+            if verdict.charged_ids:
+                self.usage[begin_ms, "producer_ids"] += len(verdict.charged_ids)
+            quota = verdict.quota.applied.quota
+            limits = self.limits.setdefault(quota.key, [])
+            if not limits or limits[-1][1] != quota.limit:
+                limits.append((begin_ms, quota.limit))
+
+
+@dataclass(slots=True)
+class QuotaOutcome:
+    """The refusals of one quota of one entity in both worlds.
+
+    Attributes:
+        limits_before: all limits that the log's verdicts name.
+        limit_after: None if the other quotas do not have it.
+        refused_before, refused_after: the asks whose refusal this quota decided.
+    """
+
+    limits_before: set[float] = field(default_factory=set)
+    limit_after: float | None = None
+    refused_before: int = 0
+    refused_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The result of a what-if.
+
+    Attributes:
+        reproduction: whether the log reproduces itself. If ``other`` is above 0, the rest is empty.
+        principals: by name; asks without a principal, such as connections, have the name ``""``.
+        quotas: by entity and key.
+        series: of the first principals, at most ``MOST_SERIES``.
+        limits: the other quotas of these principals, by principal and key; of several of a key the first.
+    """
+
+    reproduction: Reproduction
+    overall: Compared
+    principals: Mapping[str, Compared]
+    quotas: Mapping[tuple[str, str], QuotaOutcome]
+    series: Mapping[str, UsageSeries]
+    limits: Mapping[str, Mapping[str, Quota]]
+
+
+def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions) -> WhatIf:
+    """Replay a log under its own quotas and under others; the latter ends where the former differs.
+
+    Args:
+        slices: the rows of the log, each row once, by the places of their first rows.
+        quotas: the other quotas.
+
+    Raises:
+        PartialLogError: the log leaves decisions out.
+    """
+    identity = ReproductionCheck(assumptions.max_ids, assumptions.is_whole, assumptions.sequential)
+    decoder = RowDecoder()
+    other = Simulation(quotas, assumptions)
+    found = identity.found
+    for row in decoder.rows(slices):
+        if isinstance(row, LoggedChange):
+            identity.change(row)
+            other.change(row)
+        else:
+            identity.follow(row, counts=row.at_ms >= assumptions.from_ms)
+            if not found.causes["other"]:
+                other.take(row)
+    identity.finish()
+    if found.other:
+        other = Simulation({}, assumptions)
+    other.finish()
+    overall, principals = other.results()
+    outcomes = other.outcomes([each.applied for each in decoder.quotas.values()])
+    return WhatIf(found, overall, principals, outcomes, other.series, other.limits)
+
+
+class _Applied:
+    """A quota that applies to a caller: its bucket, the place of its usage, and its forms by manner."""
+
+    __slots__ = ("applied", "bucket", "counts_ids", "forms", "per_unit", "place", "shadow")
+
+    def __init__(self, applied: AppliedQuota, bucket: Bucket, caller: LoggedCaller) -> None:
+        self.applied = applied
+        self.bucket = bucket
+        self.shadow = applied.quota.shadow
+        form = QuotaForm(applied.quota, "deny")
+        self.counts_ids = form.counts_ids
+        self.per_unit = form.per_unit
+        self.place = -1 if self.counts_ids else caller.fields.index(usage_field(applied.quota)[0])
+        self.forms: dict[tuple[int, float], QuotaForm] = {}
+
+    def form(self, manner: int, factor: float) -> QuotaForm:
+        """The form for asks of a manner, under a throttle factor."""
+        found = self.forms.get((manner, factor))
+        if found is None:
+            quota = scaled_quota(self.applied.quota, factor)
+            recording, recheck, deny = manner & 4 > 0, manner & 2 > 0, manner & 1 > 0
+            enforcement: Enforcement = "deny" if deny else quota.enforcement
+            if recording and not self.counts_ids:
+                enforcement = "delay"
+            found = QuotaForm(quota, enforcement, recording=recording, recheck=recheck)
+            self.forms[manner, factor] = found
+        return found
+
+
+class _Plan:
+    """The quotas of a caller, and where its asks are counted: with all asks of its principal."""
+
+    __slots__ = ("applied", "compared", "queue", "series")
+
+    def __init__(
+        self, applied: list[_Applied], compared: Compared, queue: _Queue | None, series: UsageSeries | None
+    ) -> None:
+        self.applied = applied
+        self.compared = compared
+        self.series = series
+        self.queue = queue
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The asks of a caller that sends nothing while it waits."""
+
+    free_ms: int = 0
+    asks: deque[_Pending] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """An ask that was not answered finally."""
+
+    ask: LoggedAsk
+    counts: bool
+    came_ms: int
+    tries: int = 0
+    queue: _Queue | None = None
+    limiting: AppliedQuota | None = None
+
+
+class Simulation:
+    """Asks of a log, decided by other quotas, with callers that react as a scenario says.
+
+    Attributes:
+        series, limits: see ``WhatIf``.
+    """
+
+    def __init__(self, quotas: Quotas, assumptions: Assumptions) -> None:
+        self._quotas = quotas
+        self._how = assumptions
+        self._buckets: dict[tuple[object, ...], Bucket] = {}
+        self._compared: dict[str, Compared] = {}
+        self._queues: dict[tuple[str | None, ...], _Queue] = {}
+        self._factors: dict[str, float] = {}
+        self._later: list[tuple[int, int, _Pending]] = []
+        self._numbers = count()
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._refused_before: Counter[tuple[str, str]] = Counter()
+        self.series: dict[str, UsageSeries] = {}
+        self.limits: dict[str, dict[str, Quota]] = {}
+
+    def change(self, row: LoggedChange) -> None:
+        """Apply a row that is no ask: a reset empties buckets here too, and a factor scales limits."""
+        if row.kind == "factor":
+            self._factors[row.node] = float(row.change.get("after") or 1.0)
+        elif row.kind == "reset":
+            for key, bucket in self._buckets.items():
+                if key[1] == row.change.get("what"):
+                    _empty(bucket, self._how.max_ids)
+
+    def take(self, ask: LoggedAsk) -> None:
+        """Decide an ask of the log, after all that came before."""
+        if self._later:
+            self._until(ask.at_ms)
+        plan = ask.caller.plan or self._plan(ask.caller)
+        if ask.kind != "decision":
+            self._follow(ask, plan)
+            return
+        counts = ask.at_ms >= self._how.from_ms
+        if counts:
+            self._before(plan, ask)
+        if ask.replayed or ask.source == "fallback" or ask.limiting == "throttle_factor":
+            if counts:
+                plan.compared.kept += 1
+                self._after(plan, ask, ask.rank, ask.wait_ms, None)
+            return
+        queue = plan.queue
+        if queue is None:
+            self._try(ask, plan, ask.at_ms, counts)
+        elif queue.asks or queue.free_ms > ask.at_ms:
+            pending = _Pending(ask, counts, ask.at_ms, queue=queue)
+            queue.asks.append(pending)
+            if len(queue.asks) == 1:
+                self._schedule(queue.free_ms, pending)
+        else:
+            self._ask_queued(_Pending(ask, counts, ask.at_ms, queue=queue), ask.at_ms)
+            if queue.asks:
+                self._schedule(queue.free_ms, queue.asks[0])
+
+    def finish(self) -> None:
+        """Decide all asks that still come again or wait."""
+        while self._later:
+            self._until(self._later[0][0])
+
+    def results(self) -> tuple[Compared, dict[str, Compared]]:
+        """The results over all, and by principal."""
+        overall = Compared()
+        for compared in self._compared.values():
+            overall.add(compared)
+        return overall, dict(sorted(self._compared.items()))
+
+    def outcomes(self, logged: Iterable[AppliedQuota]) -> dict[tuple[str, str], QuotaOutcome]:
+        """The refusals by entity and key, of the quotas of both worlds.
+
+        Args:
+            logged: the quotas of the log's verdicts.
+        """
+        found: dict[tuple[str, str], QuotaOutcome] = {}
+        for applied in logged:
+            outcome = found.setdefault((applied.entity, applied.quota.key), QuotaOutcome())
+            outcome.limits_before.add(applied.quota.limit)
+        for key, by_entity in self._quotas.items():
+            for entity, quota in by_entity.items():
+                found.setdefault((str(entity), key), QuotaOutcome()).limit_after = quota.limit
+        for name, outcome in found.items():
+            outcome.refused_before, outcome.refused_after = self._refused_before[name], self._refused[name]
+        return dict(sorted(found.items()))
+
+    def decide(
+        self, ask: LoggedAsk, plan: _Plan, at_ms: int, usage: dict[str, float] | None
+    ) -> tuple[int, int, AppliedQuota | None]:
+        """Decide an ask at a time, and charge its buckets.
+
+        Args:
+            usage: to which the admitted usage is added.
+
+        Returns:
+            the place of the outcome in ``OUTCOMES``, the wait, and the quota that decided.
+        """
+        mode, ids, amounts = ask.mode, ask.ids, ask.amounts
+        manner = (4 if mode == "record" else 0) + (2 if ask.recheck else 0) + ask.deny
+        factor = self._factors.get(ask.node, 1.0) if self._factors else 1.0
+        worst = longest = 0
+        limiting: AppliedQuota | None = None
+        parts = []
+        for each in plan.applied:
+            form = each.form(manner, factor if factor > 0 else 1.0)
+            bucket = each.bucket
+            amount = len(ids) if each.counts_ids else amounts[each.place] / each.per_unit
+            if at_ms < bucket.newest_ms - form.clock_window_ms and mode in {"admit", "record"}:
+                bucket.move_to(at_ms)
+            parts.append((bucket, form, amount, each.shadow))
+            if mode == "refund":
+                continue
+            answer = bucket.ask(form, amount, at_ms, ids)
+            if answer and not each.shadow:
+                rank, wait = (form.rank, answer) if answer > 0 else (REFUSED, 0)
+                if rank > worst or (rank == worst and wait > longest):
+                    worst, longest, limiting = rank, wait, each.applied
+        if self._how.sequential and worst == DELAY:
+            answers = sequential_answers(parts, at_ms, ids)
+            named = zip(parts, answers, strict=True)
+            longest = summed_delay(
+                [(part[1].quota.key, answer) for part, answer in named if answer > 0 and not part[3]]
+            )
+        if mode == "peek":
+            return worst, longest, limiting
+        for bucket, form, amount, _ in parts:
+            if mode == "refund":
+                bucket.refund(form, amount, at_ms)
+            elif worst >= THROTTLE:
+                bucket.touch(form, at_ms, ids)
+            else:
+                if usage is not None and form.counts_ids and ids:
+                    usage["producer_ids"] += len(bucket.unseen(form, at_ms, ids))  # type: ignore[union-attr]
+                bucket.charge(form, amount, at_ms, ids)
+        if usage is not None and worst < THROTTLE and mode != "refund":
+            for name, amount in zip(ask.caller.fields, amounts, strict=True):
+                usage[name] += amount
+        return worst, longest, limiting
+
+    def _try(self, ask: LoggedAsk, plan: _Plan, at_ms: int, counts: bool) -> None:
+        """Decide an ask of a caller that does not queue."""
+        compared = plan.compared
+        rank, wait, limiting = self.decide(ask, plan, at_ms, compared.after.usage if counts else None)
+        if (
+            rank == THROTTLE
+            and self._how.scenario == "retry-after-wait"
+            and self._how.retries
+            and ask.rank < THROTTLE
+            and ask.mode == "admit"
+        ):
+            if counts:
+                compared.after.wait_ms += wait
+            self._schedule(at_ms + wait, _Pending(ask, counts, at_ms, 1))
+        elif counts:
+            self._after(plan, ask, rank, wait, limiting)
+
+    def _again(self, pending: _Pending, at_ms: int) -> None:
+        """Decide an ask that comes again after its wait."""
+        ask, plan = pending.ask, pending.ask.caller.plan
+        after = plan.compared.after
+        rank, wait, limiting = self.decide(ask, plan, at_ms, after.usage if pending.counts else None)
+        after.retries += pending.counts
+        if rank == THROTTLE and pending.tries < self._how.retries:
+            if pending.counts:
+                after.wait_ms += wait
+            pending.tries += 1
+            self._schedule(at_ms + wait, pending)
+        elif pending.counts:
+            self._after(plan, ask, rank, wait, limiting)
+
+    def _ask_queued(self, pending: _Pending, at_ms: int) -> None:
+        """Decide the ask in front of a queue, whose caller waits if it must."""
+        queue, ask, patience = pending.queue, pending.ask, self._how.patience_ms
+        assert queue is not None
+        plan = ask.caller.plan
+        after = plan.compared.after
+        waited = at_ms - pending.came_ms
+        if waited > patience:
+            self._give_up(pending, waited, pending.limiting)
+            return
+        rank, wait, limiting = self.decide(ask, plan, at_ms, after.usage if pending.counts else None)
+        after.retries += pending.counts and pending.tries > 0
+        queue.free_ms = at_ms + min(wait, patience)
+        if rank != THROTTLE or ask.mode != "admit":
+            if pending.counts:
+                after.wait_ms += waited
+                self._after(plan, ask, rank, wait, limiting)
+        elif waited + wait > patience:
+            self._give_up(pending, patience, limiting)
+        else:
+            pending.tries += 1
+            pending.limiting = limiting
+            queue.asks.appendleft(pending)
+
+    def _give_up(self, pending: _Pending, waited: int, limiting: AppliedQuota | None) -> None:
+        if pending.counts:
+            plan = pending.ask.caller.plan
+            plan.compared.after.gave_up += 1
+            plan.compared.after.wait_ms += waited
+            self._after(plan, pending.ask, THROTTLE, 0, limiting)
+
+    def _until(self, at_ms: int) -> None:
+        """Decide all asks that come again, or leave a queue, up to a time."""
+        while self._later and self._later[0][0] <= at_ms:
+            now_ms, _, pending = heapq.heappop(self._later)
+            queue = pending.queue
+            if queue is None:
+                self._again(pending, now_ms)
+                continue
+            while queue.asks and queue.free_ms <= now_ms:
+                self._ask_queued(queue.asks.popleft(), now_ms)
+            if queue.asks:
+                self._schedule(queue.free_ms, queue.asks[0])
+
+    def _schedule(self, at_ms: int, pending: _Pending) -> None:
+        heapq.heappush(self._later, (at_ms, next(self._numbers), pending))
+
+    def _follow(self, ask: LoggedAsk, plan: _Plan) -> None:
+        """Apply a row with verdicts that is no decision: what it did then it does here too."""
+        if ask.kind == "late":
+            self.decide(ask, plan, ask.at_ms, None)
+            return
+        for each in plan.applied:
+            form = each.form(4 if ask.mode == "record" else 0, 1.0)
+            if ask.kind in {"renewal", "ids"}:
+                if isinstance(each.bucket, Ids):
+                    renew(each.bucket, form, ask.at_ms, ask.ids)
+            elif not each.counts_ids:
+                amount = ask.amounts[each.place] / each.per_unit
+                if ask.kind in {"lease", "settlement"}:
+                    follow_lease(ask, each.bucket, form, amount)
+                elif ask.kind == "undone":
+                    each.bucket.charge(form, amount, ask.at_ms, ())
+                else:
+                    give_back(each.bucket, form, amount, ask.at_ms)
+
+    def _plan(self, caller: LoggedCaller) -> _Plan:
+        """Ask the ladder for a caller's quotas, once."""
+        found = []
+        for applied in applied_quotas(caller.ask(), self._quotas, self._how.rules):
+            key = key_of(applied)
+            bucket = self._buckets.get(key)
+            if bucket is None:
+                bucket = self._buckets[key] = new_bucket(applied.quota, self._how.max_ids)
+            found.append(_Applied(applied, bucket, caller))
+        queue = None
+        if self._how.scenario == "stop-while-waiting":
+            queue = self._queues.setdefault((caller.principal, caller.client_id, caller.ip), _Queue())
+        principal = caller.principal or ""
+        series = self.series.get(principal)
+        if series is None and len(self.series) < MOST_SERIES:
+            series = self.series[principal] = UsageSeries()
+        if series is not None:
+            by_key = self.limits.setdefault(principal, {})
+            for each in found:
+                by_key.setdefault(each.applied.quota.key, each.applied.quota)
+        compared = self._compared.setdefault(principal, Compared())
+        plan = caller.plan = _Plan(found, compared, queue, series)
+        return plan
+
+    def _before(self, plan: _Plan, ask: LoggedAsk) -> None:
+        """Count an ask as it was logged."""
+        before = plan.compared.before
+        before.decisions[OUTCOMES[ask.rank]] += 1
+        before.wait_ms += ask.wait_ms
+        if plan.series is not None:
+            plan.series.add(ask, self._how.slice_ms)
+        if ask.limiting is not None and ask.rank:
+            before.limited_by[ask.limiting] += 1
+            if ask.rank >= THROTTLE and (verdict := _refusing(ask.verdicts)) is not None:
+                applied = verdict.quota.applied
+                self._refused_before[applied.entity, applied.quota.key] += 1
+        if ask.rank < THROTTLE and ask.mode in {"admit", "record"}:
+            for name, amount in zip(ask.caller.fields, ask.amounts, strict=True):
+                before.usage[name] += amount
+            for verdict in ask.verdicts:
+                if verdict.charged_ids:
+                    before.usage["producer_ids"] += len(verdict.charged_ids)
+
+    def _after(
+        self, plan: _Plan, ask: LoggedAsk, rank: int, wait_ms: int, limiting: AppliedQuota | None
+    ) -> None:
+        """Count an ask as it was finally answered under the other quotas."""
+        compared = plan.compared
+        after = compared.after
+        after.decisions[OUTCOMES[rank]] += 1
+        after.wait_ms += wait_ms
+        if not rank:
+            if ask.rank >= THROTTLE:
+                compared.newly_admitted += 1
+            return
+        if limiting is not None:
+            after.limited_by[limiting.quota.key] += 1
+        if rank >= THROTTLE:
+            if limiting is not None:
+                self._refused[limiting.entity, limiting.quota.key] += 1
+            if plan.series is not None:
+                plan.series.refused_after[ask.at_ms - ask.at_ms % self._how.slice_ms] += 1
+            if ask.rank < THROTTLE:
+                compared.newly_refused += 1
+        elif ask.rank >= THROTTLE:
+            compared.newly_admitted += 1
+
+
+def _refusing(verdicts: Sequence[VerdictOfAsk]) -> VerdictOfAsk | None:
+    """The verdict that decided a refusal: the worst one, of these the first with the longest wait."""
+    found = None
+    for verdict in verdicts:
+        if verdict.rank < THROTTLE or verdict.quota.applied.quota.shadow:
+            continue
+        if found is None or (verdict.rank, verdict.wait_ms) > (found.rank, found.wait_ms):
+            found = verdict
+    return found
+
+
+def _empty(bucket: Bucket, max_ids: int) -> None:
+    """Empty a bucket in place, since plans hold it."""
+    fresh: Any = Ids(max_ids) if isinstance(bucket, Ids) else type(bucket)()
+    for name in type(bucket).__slots__:
+        setattr(bucket, name, getattr(fresh, name))
