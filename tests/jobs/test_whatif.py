@@ -25,6 +25,7 @@ from workers.decision_log.schema import HOUR_MS
 from workers.generate.quotas import DEFINITIONS
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
+from workers.jobs import files
 from workers.jobs import folder as output
 from workers.jobs.__main__ import Processes
 from workers.jobs.batches import each_once
@@ -212,6 +213,7 @@ def test_only_the_period_is_counted(generated: Path, whatif: Command):
 def test_every_key_and_mode_in_files_that_overlap(
     traffic: Fresh, whatif: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(files, "FEWEST_ROWS", 1)  # a task for each file
     monkeypatch.setattr(replayed_rows, "ROWS_OF_A_SLICE", 7)
     log = tmp_path / "log"
     for number in range(3):

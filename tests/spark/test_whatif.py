@@ -12,13 +12,14 @@ from tests.jobs.logs import asks
 from tests.jobs.test_replay import Fresh
 from tests.jobs.test_whatif import ALL
 from tests.spark.driver import OnSpark
-from workers.jobs import command
+from workers.jobs import command, files
 from workers.jobs.__main__ import Processes
 from workers.spark import frames
 
 
 def test_drivers_give_the_same(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUOTAGATE_MAX_DEBT", "PT2S")
+    monkeypatch.setattr(files, "FEWEST_ROWS", 1)  # a task for each file
     made = Fresh()
     made.run(asks(4, ["a", "b", "c"]), 300, (0, 5, 40, 120, 900), 4)
     log, file = tmp_path / "log", tmp_path / "quotas.yaml"
