@@ -20,7 +20,8 @@ from app.domain.oracle import (
     judgement_of,
 )
 from app.domain.quota import Layers, Quota
-from workers.jobs.whatif.buckets import REJECT, Ids, Level, QuotaForm, Rate, new_bucket
+from workers.jobs.whatif.buckets import Ids, Level, Rate, new_bucket
+from workers.jobs.whatif.quota_form import REJECT, QuotaForm
 
 MAX_IDS = 8
 RATES = st.builds(

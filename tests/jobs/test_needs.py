@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from app.domain.quota import Enforcement, Quota
 from workers.jobs.needs import TokenDemand
-from workers.jobs.whatif.buckets import Level, QuotaForm, Rate
+from workers.jobs.whatif.buckets import Level, Rate
+from workers.jobs.whatif.quota_form import QuotaForm
 
 CHARGES = st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 20)), min_size=1, max_size=30)
 SPAN_S = 11.0

@@ -16,7 +16,8 @@ from app.domain.ladder import MatchingRules, Quotas, applied_quotas
 from app.domain.oracle import key_of
 from app.domain.quota import Quota
 from app.domain.usage import usage_field
-from workers.jobs.whatif.buckets import Bucket, Ids, QuotaForm, Rate, new_bucket
+from workers.jobs.whatif.buckets import Bucket, Ids, Rate, new_bucket
+from workers.jobs.whatif.quota_form import QuotaForm
 from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller, RowDecoder, RowSlice
 
 RULES: Final = MatchingRules()

@@ -18,88 +18,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
 
 from app.domain import sampled_rate, token_bucket
 from app.domain.exact_ids import ExactIds
 from app.domain.holds import Holds, moved
 from app.domain.oracle import BucketCharge, IdsBucket, RateBucket, TokensBucket
-from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_THROTTLE_MS, RECHECK_MS, Enforcement, Quota
+from app.domain.quota import Quota
 from app.domain.sampled_rate import Sample, Samples
 from app.domain.token_bucket import Tokens
-
-REJECT: Final = -1
-DELAY: Final = 1
-THROTTLE: Final = 2
-REFUSED: Final = 3
-"""The places of these outcomes in ``OUTCOMES``."""
-
-
-class QuotaForm:
-    """A quota as it decides the asks of one manner, with what follows from its fields.
-
-    Attributes:
-        rank: the place in ``OUTCOMES`` of an answer that is a wait.
-        samples: the number of samples to measure over: deny decides one sample as two.
-        span_ms, kept_ms: how long a sample is measured, and kept.
-        full_ms: the window of a rate, without the open sample.
-        never: a usage above 0 is rejected, or delayed as long as possible, since the limit is 0.
-        holds_up: the rate of connections: an acceptor holds one that must wait, and asks again.
-    """
-
-    __slots__ = (
-        "clock_window_ms",
-        "counts_ids",
-        "enforcement",
-        "full_ms",
-        "holds_up",
-        "is_deny",
-        "kept_ms",
-        "limit",
-        "longest_ms",
-        "never",
-        "per_unit",
-        "quota",
-        "rank",
-        "recheck",
-        "recording",
-        "sample_ms",
-        "samples",
-        "span_ms",
-    )
-
-    def __init__(
-        self, quota: Quota, enforcement: Enforcement, *, recording: bool = False, recheck: bool = False
-    ) -> None:
-        self.quota = quota
-        self.enforcement: Enforcement = enforcement
-        self.recording = recording
-        self.recheck = recheck
-        self.counts_ids = quota.algorithm == "producer_ids"
-        self.is_deny = enforcement == "deny"
-        delays = recording if self.counts_ids else not self.is_deny
-        self.rank = DELAY if delays else THROTTLE
-        self.limit = quota.limit
-        self.samples = max(quota.samples, 2) if self.is_deny else quota.samples
-        self.sample_ms = quota.sample_ms
-        self.span_ms = self.samples * quota.sample_ms
-        self.kept_ms = sampled_rate.kept_samples(quota.samples) * quota.sample_ms
-        self.full_ms = (self.samples - 1) * quota.sample_ms
-        self.longest_ms = quota.longest_delay_ms
-        self.clock_window_ms = quota.clock_window_ms
-        self.never = quota.limit == 0 and not self.counts_ids
-        self.holds_up = quota.key == CONNECTION_CREATION_RATE
-        self.per_unit = KEYS[quota.key].per_unit
-
-    def throttled(self, wait_ms: int) -> int:
-        """The answer to an ask that must wait this long under deny."""
-        if not self.holds_up:
-            return min(wait_ms, MAX_THROTTLE_MS)
-        return REJECT if self.recheck else min(wait_ms, RECHECK_MS)
-
-    def charge(self, usage: float, now_ms: int, at_ms: int, ids: tuple[bytes, ...] = ()) -> BucketCharge:
-        """The charge in the form of the domain."""
-        return BucketCharge(self.quota, usage, self.enforcement, self.recording, now_ms, at_ms, ids)
+from workers.jobs.whatif.quota_form import REJECT, QuotaForm
 
 
 @dataclass(slots=True, eq=False)

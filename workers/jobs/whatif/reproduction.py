@@ -31,17 +31,15 @@ from app.domain.holds import MOST_HOLDS
 from app.domain.quota import MAX_THROTTLE_MS, PRODUCER_BYTE_RATE, Quota
 from app.domain.undo import Stamp, give_back_sample
 from workers.jobs.audit.findings import improbable, unlikely
-from workers.jobs.whatif.buckets import (
+from workers.jobs.whatif.buckets import Bucket, Ids, Level, Rate, new_bucket
+from workers.jobs.whatif.quota_form import (
     DELAY,
     REFUSED,
     REJECT,
     THROTTLE,
-    Bucket,
-    Ids,
-    Level,
     QuotaForm,
-    Rate,
-    new_bucket,
+    QuotaForms,
+    manner_of,
 )
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, VerdictOfAsk, VerdictQuota
 
@@ -60,6 +58,7 @@ Cause = Literal[
     "replayed",
     "local",
     "older",
+    "unordered",
     "other",
 ]
 CAUSES: Final[Mapping[Cause, str]] = {
@@ -77,6 +76,7 @@ CAUSES: Final[Mapping[Cause, str]] = {
     "replayed": "the answer was a kept one",
     "local": "the node answered from ids that it knew",
     "older": "the bucket is older than the log",
+    "unordered": "the store numbers no call of peeks, so others may have been decided before it",
     "other": "none of these",
 }
 """Why a decision is not what the replay gives; the list is closed."""
@@ -142,24 +142,15 @@ class FollowedBucket:
 
 
 class FollowedQuota:
-    """The bucket of a logged quota, and the quota's forms by the manner of an ask."""
+    """The bucket of a logged quota, and the quota's forms."""
 
-    __slots__ = ("followed", "forms", "quota", "shadow")
+    __slots__ = ("followed", "form", "forms", "shadow")
 
     def __init__(self, followed: FollowedBucket, quota: Quota) -> None:
         self.followed = followed
-        self.quota = quota
         self.shadow = quota.shadow
-        self.forms: list[QuotaForm | None] = [None] * 4
-
-    def form(self, manner: int) -> QuotaForm:
-        """The quota's form for asks of a manner: 1 is a re-check, 2 records."""
-        found = self.forms[manner]
-        if found is None:
-            recording, recheck = manner & 2 > 0, manner & 1 > 0
-            found = QuotaForm(self.quota, self.quota.enforcement, recording=recording, recheck=recheck)
-            self.forms[manner] = found
-        return found
+        forms = QuotaForms(quota)
+        self.forms, self.form = forms.forms, forms.form
 
 
 @dataclass(slots=True)
@@ -297,7 +288,7 @@ class ReproductionCheck:
     def _decision(self, ask: LoggedAsk) -> Cause | None:
         """Compare a decision and follow it; return why it differs, or None."""
         at_ms, mode, ids = ask.at_ms, ask.mode, ask.ids
-        manner = (2 if mode == "record" else 0) + ask.recheck
+        manner = manner_of(ask)
         is_plain = ask.has_order and ask.source == "store" and not ask.replayed
         differing: list[tuple[VerdictOfAsk, int]] | None = None
         worst = longest = 0
@@ -442,7 +433,7 @@ class ReproductionCheck:
     def _follow_other(self, ask: LoggedAsk) -> None:
         """Follow a row with verdicts that is no decision of its own."""
         at_ms, kind = ask.at_ms, ask.kind
-        manner = (2 if ask.mode == "record" else 0) + ask.recheck
+        manner = manner_of(ask)
         for verdict in ask.verdicts:
             target = verdict.quota.target or self.target(verdict.quota)
             followed, form = target.followed, target.form(manner)
@@ -506,6 +497,8 @@ class ReproductionCheck:
             return "fallback"
         if ask.limiting == "throttle_factor":
             return "factor_changed"
+        if ask.source == "store" and ask.mode == "peek" and not ask.has_order:
+            return "unordered"
         return "local" if ask.source == "local" else None
 
     def _excuse(

@@ -25,20 +25,13 @@ from itertools import count
 from typing import Any, Final, Literal
 
 from app.domain.decision import OUTCOMES
-from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
+from app.domain.ladder import AppliedQuota, MatchingRules, Quotas
 from app.domain.oracle import key_of
-from app.domain.quota import Enforcement, Quota
+from app.domain.quota import Quota
 from app.domain.usage import usage_field
-from app.domain.volumes import scaled_quota
-from workers.jobs.whatif.buckets import (
-    DELAY,
-    REFUSED,
-    THROTTLE,
-    Bucket,
-    Ids,
-    QuotaForm,
-    new_bucket,
-)
+from workers.jobs.whatif.buckets import Bucket, Ids, new_bucket
+from workers.jobs.whatif.matching import Match, QuotaMatcher
+from workers.jobs.whatif.quota_form import DELAY, REFUSED, THROTTLE, manner_of
 from workers.jobs.whatif.reproduction import (
     Reproduction,
     ReproductionCheck,
@@ -250,32 +243,17 @@ def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions
 
 
 class _Applied:
-    """A quota that applies to a caller: its bucket, the place of its usage, and its forms by manner."""
+    """A quota that applies to a caller: its forms, its bucket, and the place of its usage."""
 
     __slots__ = ("applied", "bucket", "counts_ids", "forms", "per_unit", "place", "shadow")
 
-    def __init__(self, applied: AppliedQuota, bucket: Bucket, caller: LoggedCaller) -> None:
-        self.applied = applied
+    def __init__(self, match: Match, bucket: Bucket, caller: LoggedCaller) -> None:
+        self.applied, self.forms = match
         self.bucket = bucket
-        self.shadow = applied.quota.shadow
-        form = QuotaForm(applied.quota, "deny")
-        self.counts_ids = form.counts_ids
-        self.per_unit = form.per_unit
-        self.place = -1 if self.counts_ids else caller.fields.index(usage_field(applied.quota)[0])
-        self.forms: dict[tuple[int, float], QuotaForm] = {}
-
-    def form(self, manner: int, factor: float) -> QuotaForm:
-        """The form for asks of a manner, under a throttle factor."""
-        found = self.forms.get((manner, factor))
-        if found is None:
-            quota = scaled_quota(self.applied.quota, factor)
-            recording, recheck, deny = manner & 4 > 0, manner & 2 > 0, manner & 1 > 0
-            enforcement: Enforcement = "deny" if deny else quota.enforcement
-            if recording and not self.counts_ids:
-                enforcement = "delay"
-            found = QuotaForm(quota, enforcement, recording=recording, recheck=recheck)
-            self.forms[manner, factor] = found
-        return found
+        self.shadow = self.forms.quota.shadow
+        self.counts_ids = self.forms.counts_ids
+        field_, self.per_unit = usage_field(self.forms.quota)
+        self.place = -1 if self.counts_ids else caller.fields.index(field_)
 
 
 class _Plan:
@@ -322,6 +300,7 @@ class Simulation:
     def __init__(self, quotas: Quotas, assumptions: Assumptions) -> None:
         self._quotas = quotas
         self._how = assumptions
+        self._matcher = QuotaMatcher(quotas, assumptions.rules)
         self._buckets: dict[tuple[object, ...], Bucket] = {}
         self._compared: dict[str, Compared] = {}
         self._queues: dict[tuple[str | None, ...], _Queue] = {}
@@ -412,13 +391,14 @@ class Simulation:
             the place of the outcome in ``OUTCOMES``, the wait, and the quota that decided.
         """
         mode, ids, amounts = ask.mode, ask.ids, ask.amounts
-        manner = (4 if mode == "record" else 0) + (2 if ask.recheck else 0) + ask.deny
+        manner = manner_of(ask)
         factor = self._factors.get(ask.node, 1.0) if self._factors else 1.0
         worst = longest = 0
         limiting: AppliedQuota | None = None
         parts = []
         for each in plan.applied:
-            form = each.form(manner, factor if factor > 0 else 1.0)
+            forms = each.forms if factor in (0, 1) else each.forms.scaled(factor)
+            form = forms.forms[manner] or forms.form(manner)
             bucket = each.bucket
             amount = len(ids) if each.counts_ids else amounts[each.place] / each.per_unit
             if at_ms < bucket.newest_ms - form.clock_window_ms and mode in {"admit", "record"}:
@@ -537,7 +517,7 @@ class Simulation:
             self.decide(ask, plan, ask.at_ms, None)
             return
         for each in plan.applied:
-            form = each.form(4 if ask.mode == "record" else 0, 1.0)
+            form = each.forms.form(manner_of(ask))
             if ask.kind in {"renewal", "ids"}:
                 if isinstance(each.bucket, Ids):
                     renew(each.bucket, form, ask.at_ms, ask.ids)
@@ -551,18 +531,21 @@ class Simulation:
                     give_back(each.bucket, form, amount, ask.at_ms)
 
     def _plan(self, caller: LoggedCaller) -> _Plan:
-        """Ask the ladder for a caller's quotas, once."""
+        """Find a caller's quotas, once."""
         found = []
-        for applied in applied_quotas(caller.ask(), self._quotas, self._how.rules):
-            key = key_of(applied)
+        for match in self._matcher.matches(caller):
+            key = key_of(match.applied)
             bucket = self._buckets.get(key)
             if bucket is None:
-                bucket = self._buckets[key] = new_bucket(applied.quota, self._how.max_ids)
-            found.append(_Applied(applied, bucket, caller))
+                bucket = self._buckets[key] = new_bucket(match.applied.quota, self._how.max_ids)
+            found.append(_Applied(match, bucket, caller))
         queue = None
         if self._how.scenario == "stop-while-waiting":
             queue = self._queues.setdefault((caller.principal, caller.client_id, caller.ip), _Queue())
         principal = caller.principal or ""
+        compared = self._compared.get(principal)
+        if compared is None:
+            compared = self._compared[principal] = Compared()
         series = self.series.get(principal)
         if series is None and len(self.series) < MOST_SERIES:
             series = self.series[principal] = UsageSeries()
@@ -570,7 +553,6 @@ class Simulation:
             by_key = self.limits.setdefault(principal, {})
             for each in found:
                 by_key.setdefault(each.applied.quota.key, each.applied.quota)
-        compared = self._compared.setdefault(principal, Compared())
         plan = caller.plan = _Plan(found, compared, queue, series)
         return plan
 
