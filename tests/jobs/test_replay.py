@@ -6,7 +6,9 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.oracle import IdsBucket, Oracle
 from app.domain.quota import Defaults
 from tests.generate.test_write_log import ask_of
-from tests.jobs.logs import SECRET, START_MS, Row, asks
+from tests.jobs.logs import SECRET, START_MS, OracleLog, Row, asks
 from tests.jobs.logs import quotas as all_quotas
 from tests.jobs.tampering import Traffic as RareTraffic
 from workers.decision_log.read import read
@@ -215,6 +217,14 @@ class TestCauses:
         assert found.causes == {"fallback": 2, "late": 1}, found
         assert replayed(made.rows).overall.kept == 2
 
+    def test_a_peek_that_the_store_did_not_number(self) -> None:
+        made = Fresh()
+        made.ask(Ask({"requests": 30}, None, "a", mode="peek", detail=True), order=None)
+        made.ask(Ask({"requests": 40}, None, "a", detail=True))
+        assert [row["decision"] for row in made.rows] == ["admit", "admit"]
+        found = replayed(made.rows).reproduction
+        assert (found.causes, found.reproduced) == ({"unordered": 1}, 1)
+
     def test_a_kept_answer(self) -> None:
         made = Fresh()
         made.ask(Ask({"requests": 400}, None, "a", detail=True))
@@ -343,6 +353,31 @@ class TestTampering:
         found = self._found(more, lambda row: row["charged"] and row["usage"].get("requests"))
         assert found.reproduction.other > 0
         assert found.reproduction.reproduced > 300, "one row does not smear over the rest"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_callers_times_do_not_order_rows(seed: int) -> None:
+    """Peeks, and asks without a quota, have no order; the others count from 128."""
+    few = {
+        key: {Entity.parse("user=a"): quota for entity, quota in by_entity.items() if str(entity) == "user=*"}
+        for key, by_entity in all_quotas().items()
+    }
+    made, oracle = OracleLog(ExactOracle(SECRET), few, now_ms=1_000_000), ExactOracle(SECRET)
+    decisions: Counter[str] = Counter()
+    wait_ms, dice = 0, Random(seed)
+    for ask in islice(asks(seed, ["a", "b", "c"]), 300):
+        made.now_ms += dice.choice((-30, 0, 0, 5, 40, 900))
+        made.ask(ask, **({"order": None} if ask.mode == "peek" else {}))
+        asked = ask if ask.principal else replace(ask, producer_ids=None)
+        decided = oracle.decide(asked, all_quotas(), MatchingRules(), made.now_ms)
+        decisions[decided.decision] += 1
+        wait_ms += decided.throttle_ms
+    assert sum(row["order"] is None for row in made.rows) > 100
+    found = what_if(encoded([table(made.rows)], by_store=False), all_quotas(), WHOLE)
+    assert found.reproduction.reproduced == found.reproduction.decisions == 300, found.reproduction
+    assert (found.overall.after.decisions, found.overall.after.wait_ms) == (decisions, wait_ms)
+    mixed = what_if(encoded([table(made.rows)], by_store=True), all_quotas(), WHOLE)
+    assert mixed.overall.after.wait_ms != wait_ms, "the order must matter"
 
 
 class TestScenarios:

@@ -226,7 +226,7 @@ def test_every_key_and_mode_in_files_that_overlap(
     tasks = each_once(row_groups(str(log), Period()), Period(), [])
     assert len(tasks) == 6
     with ProcessRunner(Silent(), 300) as runner:
-        decoded = list(RowDecoder().rows(in_order(runner, tasks, 100.0)))
+        decoded = list(RowDecoder().rows(in_order(runner, tasks, 100.0, by_store=True)))
     assert [row.place for row in decoded] == sorted(row.place for row in decoded)
     assert len(decoded) == 300
 

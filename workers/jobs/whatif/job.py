@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from workers.jobs.errors import JobUsageError
+from workers.jobs.options import add_replay_options, check_replay_options
 
 if TYPE_CHECKING:
     from workers.jobs.command import Driver
 
-COMBINATIONS: Final = ("max", "sequential")
 SCENARIOS: Final = ("as-logged", "retry-after-wait", "stop-while-waiting")
 
 DESCRIPTION: Final = """\
@@ -56,12 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="exit with 1 if more than N asks that were admitted would be refused",
     )
-    parser.add_argument(
-        "--combine-delays",
-        choices=COMBINATIONS,
-        default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", COMBINATIONS[0]),
-        help="how the nodes combine delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
-    )
+    add_replay_options(parser)
 
 
 def _count(text: str) -> int:
@@ -79,11 +72,8 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     from workers.jobs.whatif.report import around, report
     from workers.jobs.whatif.terminal import differences, summary
 
+    check_replay_options(arguments)
     quotas = proposed(arguments.quotas, arguments.max_ids)
-    if not arguments.log:
-        raise JobUsageError("--log or QUOTAGATE_LOG_URL must be the URL of the decision log")
-    if arguments.combine_delays not in COMBINATIONS:  # argparse checks no defaults
-        raise JobUsageError(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
     period = Period.of(arguments.from_, arguments.to)
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("whatif") as bar:

@@ -121,7 +121,8 @@ def report(
         rules=proposed.rules,
         slice_ms=slice_ms,
     )
-    slices = in_order(runner, batches.each_once(tasks, wide, copies), REPLAY)
+    by_store = arguments.clock == "store"
+    slices = in_order(runner, batches.each_once(tasks, wide, copies), REPLAY, by_store=by_store)
     try:
         with without_collector():
             found = what_if(slices, proposed.quotas, assumptions)

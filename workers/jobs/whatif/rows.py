@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise, starmap
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -124,8 +125,8 @@ class LoggedAsk(NamedTuple):
     """A row of the log with verdicts.
 
     Attributes:
-        place: the row's place in the store's order, or by its time if it has none.
-        has_order: the store was asked.
+        place: the row's place in the store's order.
+        has_order: the store numbered it; else the place is an estimate.
         amounts: the usage of each field of the caller, in the caller's order.
         ids: the digests of its distinct ids.
         rank: the place of the decision in ``OUTCOMES``; 0 for kinds without a decision.
@@ -180,32 +181,34 @@ class RowSlice(NamedTuple):
     content: bytes
 
 
-def first_place(task: Task) -> int | None:
+def first_place(task: Task, *, by_store: bool) -> int | None:
     """The first place of a task's rows in the store's order; None without rows.
+
+    Args:
+        by_store: times are the store's, not the callers'.
 
     Raises:
         JobError: the file cannot be read.
     """
-    return min(
-        (int(_places(rows).min()) for rows in task.each(("at_ms", "order")) if rows.count), default=None
-    )
+    rows = _joined([rows.table for rows in task.each(("at_ms", "order"))])
+    return int(_places(rows, by_store=by_store).min()) if rows.count else None
 
 
-def slices_of(task: Task) -> list[RowSlice]:
+def slices_of(task: Task, *, by_store: bool) -> list[RowSlice]:
     """The rows of a task, in the store's order.
 
     Raises:
         JobError: the file cannot be read.
     """
-    return encoded([rows.table for rows in task.each(COLUMNS)])
+    return encoded([rows.table for rows in task.each(COLUMNS)], by_store=by_store)
 
 
-def encoded(tables: Sequence[pa.Table]) -> list[RowSlice]:
-    """The rows of tables of the log, in the store's order; those without an order by time."""
-    if not any(table.num_rows for table in tables):
+def encoded(tables: Sequence[pa.Table], *, by_store: bool = True) -> list[RowSlice]:
+    """The rows of tables of the log, in the store's order."""
+    rows = _joined(tables)
+    if not rows.count:
         return []
-    table = pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks()
-    places = _places(LogRows(table))
+    table, places = rows.table, _places(rows, by_store=by_store)
     if not (places[1:] >= places[:-1]).all():
         by_place = np.argsort(places, kind="stable")
         table, places = table.take(pa.array(by_place)), places[by_place]
@@ -217,16 +220,17 @@ def encoded(tables: Sequence[pa.Table]) -> list[RowSlice]:
     return slices
 
 
-def in_order(runner: Runner, tasks: Sequence[Task], share: float) -> Iterator[RowSlice]:
+def in_order(runner: Runner, tasks: Sequence[Task], share: float, *, by_store: bool) -> Iterator[RowSlice]:
     """The slices of all tasks, by the places of their first rows.
 
     Args:
         share: see ``Runner``.
+        by_store: times are the store's, not the callers'.
 
     Raises:
         JobError: a file cannot be read.
     """
-    firsts = zip(runner.each(first_place, tasks, share / 10), tasks, strict=True)
+    firsts = zip(runner.each(partial(first_place, by_store=by_store), tasks, share / 10), tasks, strict=True)
     sorted_ = sorted(
         ((first, number, task) for number, (first, task) in enumerate(firsts) if first is not None)
     )
@@ -238,7 +242,7 @@ def in_order(runner: Runner, tasks: Sequence[Task], share: float) -> Iterator[Ro
         while unread and sum(task.rows for _, _, task in wave) < ROWS_OF_A_WAVE:
             wave.append(unread.popleft())
         part = share * 0.9 * sum(task.rows for _, _, task in wave) / rows
-        found = runner.each(slices_of, [task for _, _, task in wave], part)
+        found = runner.each(partial(slices_of, by_store=by_store), [task for _, _, task in wave], part)
         after = [first for first, _, _ in wave[1:]] + [unread[0][0] if unread else None]
         for (_, number, _), slices, next_first in zip(wave, found, after, strict=True):
             for at, each in enumerate(slices):
@@ -391,11 +395,25 @@ def _alternating(
         yield next(asks) if is_ask else next(changes)
 
 
-def _places(rows: LogRows) -> Numbers:
-    """Each row's place; a row without an order comes after all that was decided in its millisecond."""
-    by_time = (integers(rows.column("at_ms")) + 1) * ORDERS_PER_MS - 1
-    order = rows.column("order")
-    return np.where(valid(order), integers(order), by_time)
+def _joined(tables: Sequence[pa.Table]) -> LogRows:
+    if not tables:
+        return LogRows(pa.table({}))
+    return LogRows(pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks())
+
+
+def _places(rows: LogRows, *, by_store: bool) -> Numbers:
+    """Each row's place in the store's order.
+
+    A row without an order comes after all that was decided in its millisecond. Callers' times say nothing
+    about the store's order: there such a row follows the row before it, as nodes log answers in turn.
+    """
+    orders = rows.column("order")
+    has_order = valid(orders)
+    if by_store or not has_order.any():
+        by_time = (integers(rows.column("at_ms")) + 1) * ORDERS_PER_MS - 1
+        return np.where(has_order, integers(orders), by_time)
+    before = np.maximum.accumulate(np.where(has_order, np.arange(rows.count), has_order.argmax()))
+    return integers(orders)[before]
 
 
 def _encoded_rows(
