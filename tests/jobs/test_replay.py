@@ -31,8 +31,9 @@ from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
 from workers.jobs.whatif.quotas import resolved
 from workers.jobs.whatif.reproduction import PartialLogError
-from workers.jobs.whatif.rows import RowSlice, encoded
-from workers.jobs.whatif.simulation import Assumptions, WhatIf, what_if
+from workers.jobs.whatif.simulation import Assumptions
+from workers.jobs.whatif.slices import RowSlice, encoded
+from workers.jobs.whatif.what_if import WhatIf, what_if
 
 WHOLE = Assumptions(is_whole=True)
 

@@ -35,9 +35,9 @@ from workers.jobs.period import Period
 from workers.jobs.progress import Silent
 from workers.jobs.runner import ProcessRunner
 from workers.jobs.whatif import quotas as proposed_quotas
-from workers.jobs.whatif import rows as replayed_rows
+from workers.jobs.whatif import slices
 from workers.jobs.whatif.quotas import resolved
-from workers.jobs.whatif.rows import RowDecoder, in_order
+from workers.jobs.whatif.slices import RowDecoder, in_order
 
 TRAFFIC = Traffic(seed=2, events=1_500, rate=5.0, principals=30)
 BEGIN_MS = 1_772_323_200_000 - 150_000  # the traffic goes on in the next hour
@@ -214,7 +214,7 @@ def test_every_key_and_mode_in_files_that_overlap(
     traffic: Fresh, whatif: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(files, "FEWEST_ROWS", 1)  # a task for each file
-    monkeypatch.setattr(replayed_rows, "ROWS_OF_A_SLICE", 7)
+    monkeypatch.setattr(slices, "ROWS_OF_A_SLICE", 7)
     log = tmp_path / "log"
     for number in range(3):
         traffic.write(log, traffic.rows[number::3], name=f"part-{number}")

@@ -18,7 +18,8 @@ from app.domain.quota import Quota
 from app.domain.usage import usage_field
 from workers.jobs.whatif.buckets import Bucket, Ids, Rate, new_bucket
 from workers.jobs.whatif.quota_form import QuotaForm
-from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller, RowDecoder, RowSlice
+from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller
+from workers.jobs.whatif.slices import RowDecoder, RowSlice
 
 RULES: Final = MatchingRules()
 

@@ -348,6 +348,13 @@ def new_bucket(quota: Quota, max_ids: int) -> Bucket:
     return Rate() if quota.algorithm == "sampled_rate" else Level()
 
 
+def empty(bucket: Bucket) -> None:
+    """Empty a bucket in place."""
+    fresh: Bucket = Ids(bucket.max_ids) if isinstance(bucket, Ids) else type(bucket)()
+    for name in type(bucket).__slots__:
+        setattr(bucket, name, getattr(fresh, name))
+
+
 def _answer(
     bucket: RateBucket | TokensBucket | IdsBucket, form: QuotaForm, charge: BucketCharge, later_ms: int = 0
 ) -> int:

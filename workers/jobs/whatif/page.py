@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from app.domain.decision import OUTCOMES
 from app.domain.quota import KEYS, PRODUCER_IDS_RATE, Defaults
+from app.terminal import duration
 from workers.jobs.charts import UsageChart, clock, usage_over_time
 from workers.jobs.page import head, number, table
-from workers.jobs.whatif.reproduction import CAUSES
-from workers.jobs.whatif.simulation import Compared, UsageSeries, WhatIf, World
+from workers.jobs.whatif.causes import CAUSES
+from workers.jobs.whatif.compared import Compared, UsageSeries, World
+from workers.jobs.whatif.what_if import WhatIf
 
 if TYPE_CHECKING:
     from workers.jobs.whatif.report import WhatIfReport
@@ -44,7 +46,7 @@ def html(report: WhatIfReport) -> str:
                     (outcome, *(number(each.decisions[outcome]) for each in _worlds(found.overall)))
                     for outcome in OUTCOMES
                 ]
-                + [("waiting", *(_seconds(each.wait_ms) for each in _worlds(found.overall)))]
+                + [("waiting", *(duration(each.wait_ms) for each in _worlds(found.overall)))]
                 + [
                     (name, *(number(getattr(each, field)) for each in _worlds(found.overall)))
                     for name, field in (
@@ -135,7 +137,7 @@ def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str
                         each.after.refused,
                     ),
                 ),
-                *(_seconds(world.wait_ms) for world in _worlds(each)),
+                *(duration(world.wait_ms) for world in _worlds(each)),
             )
             for name, each in touched[:LARGEST]
         ],
@@ -225,10 +227,6 @@ def _limit(value: float) -> str:
     ('1,000,000', '0.25')
     """
     return f"{value:,.15g}"
-
-
-def _seconds(wait_ms: int) -> str:
-    return f"{wait_ms / 1000:,.1f} s"
 
 
 def name_of(principal: str) -> str:

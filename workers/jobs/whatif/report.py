@@ -20,10 +20,12 @@ from workers.jobs.folder import OutputFolder
 from workers.jobs.period import Period
 from workers.jobs.runner import Runner, without_collector
 from workers.jobs.whatif import page
+from workers.jobs.whatif.compared import Compared
 from workers.jobs.whatif.quotas import ProposedQuotas
 from workers.jobs.whatif.reproduction import PartialLogError
-from workers.jobs.whatif.rows import in_order
-from workers.jobs.whatif.simulation import Assumptions, Compared, WhatIf, what_if
+from workers.jobs.whatif.simulation import Assumptions
+from workers.jobs.whatif.slices import in_order
+from workers.jobs.whatif.what_if import WhatIf, what_if
 
 LEAD_IN_MS: Final = 3 * HOUR_MS
 """The time before a period that is read to know what the buckets held."""

@@ -18,30 +18,24 @@ of a lead-in fill the buckets without being counted.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from app.domain.decision import OUTCOMES
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas
 from app.domain.oracle import key_of
 from app.domain.quota import Quota
 from app.domain.usage import usage_field
-from workers.jobs.whatif.buckets import Bucket, Ids, new_bucket
+from workers.jobs.whatif.buckets import Bucket, empty, new_bucket
+from workers.jobs.whatif.compared import Compared, QuotaOutcome, UsageSeries
 from workers.jobs.whatif.matching import Match, QuotaMatcher
+from workers.jobs.whatif.other_rows import follow
 from workers.jobs.whatif.quota_form import DELAY, REFUSED, THROTTLE, manner_of
-from workers.jobs.whatif.reproduction import (
-    Reproduction,
-    ReproductionCheck,
-    follow_lease,
-    give_back,
-    renew,
-    sequential_answers,
-    summed_delay,
-)
-from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller, LoggedChange, RowDecoder, RowSlice, VerdictOfAsk
+from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller, LoggedChange, VerdictOfAsk
+from workers.jobs.whatif.sequential import sequential
 
 RULES: Final = MatchingRules()
 
@@ -49,7 +43,6 @@ MOST_SERIES: Final = 4_096
 """Of so many principals a chart may be drawn; a series takes as much memory as its slices of time."""
 
 Scenario = Literal["as-logged", "retry-after-wait", "stop-while-waiting"]
-SCENARIOS: Final[tuple[Scenario, ...]] = ("as-logged", "retry-after-wait", "stop-while-waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,172 +67,6 @@ class Assumptions:
     sequential: bool = False
     rules: MatchingRules = RULES
     slice_ms: int = 60_000
-
-
-@dataclass(slots=True)
-class World:
-    """What came of a principal's asks, or of all, under one set of quotas.
-
-    Attributes:
-        decisions: the number of asks by decision; an ask that came again counts by its last answer.
-        usage: the admitted usage by field; ``producer_ids`` are new ids.
-        wait_ms: the sum of all waits that were answered, and of those in queues.
-        gave_up: refused asks that their callers gave up while they waited.
-        retries: how often asks came again.
-        limited_by: the number of asks that were not admitted at once, by the key of the quota that decided.
-    """
-
-    decisions: Counter[str] = field(default_factory=Counter)
-    usage: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    wait_ms: int = 0
-    gave_up: int = 0
-    retries: int = 0
-    limited_by: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def refused(self) -> int:
-        """How many asks were refused."""
-        return self.decisions["throttle"] + self.decisions["reject"]
-
-    def add(self, other: World) -> None:
-        """Add the asks of another one."""
-        self.decisions += other.decisions
-        for name, amount in other.usage.items():
-            self.usage[name] += amount
-        self.wait_ms += other.wait_ms
-        self.gave_up += other.gave_up
-        self.retries += other.retries
-        self.limited_by += other.limited_by
-
-
-@dataclass(slots=True)
-class Compared:
-    """Asks in both worlds.
-
-    Attributes:
-        newly_refused: admitted in the log, and refused by the other quotas.
-        newly_admitted: the other way round.
-        kept: answers that were taken from the log, since the store did not give them.
-    """
-
-    before: World = field(default_factory=World)
-    after: World = field(default_factory=World)
-    newly_refused: int = 0
-    newly_admitted: int = 0
-    kept: int = 0
-
-    @property
-    def changed(self) -> int:
-        """How many asks were admitted in one world only."""
-        return self.newly_refused + self.newly_admitted
-
-    def add(self, other: Compared) -> None:
-        """Add the asks of another one."""
-        self.before.add(other.before)
-        self.after.add(other.after)
-        self.newly_refused += other.newly_refused
-        self.newly_admitted += other.newly_admitted
-        self.kept += other.kept
-
-
-@dataclass(slots=True)
-class UsageSeries:
-    """The asks of a principal over time, for charts.
-
-    Attributes:
-        usage: what was asked for in modes admit and record, by the beginning of the slice and the field; for
-            ``producer_ids`` the ids that were charged in the log.
-        refused_before, refused_after: the number of refused asks by the beginning of the slice.
-        limits: the limits that the log's verdicts name, by quota key, each from a time on.
-    """
-
-    usage: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
-    refused_before: Counter[int] = field(default_factory=Counter)
-    refused_after: Counter[int] = field(default_factory=Counter)
-    limits: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-
-    def add(self, ask: LoggedAsk, slice_ms: int) -> None:
-        """Add an ask as it was logged."""
-        begin_ms = ask.at_ms - ask.at_ms % slice_ms
-        if ask.rank >= THROTTLE:
-            self.refused_before[begin_ms] += 1
-        if ask.mode in {"admit", "record"}:
-            for name, amount in zip(ask.caller.fields, ask.amounts, strict=True):
-                self.usage[begin_ms, name] += amount
-        for verdict in ask.verdicts:
-            if verdict.charged_ids:
-                self.usage[begin_ms, "producer_ids"] += len(verdict.charged_ids)
-            quota = verdict.quota.applied.quota
-            limits = self.limits.setdefault(quota.key, [])
-            if not limits or limits[-1][1] != quota.limit:
-                limits.append((begin_ms, quota.limit))
-
-
-@dataclass(slots=True)
-class QuotaOutcome:
-    """The refusals of one quota of one entity in both worlds.
-
-    Attributes:
-        limits_before: all limits that the log's verdicts name.
-        limit_after: None if the other quotas do not have it.
-        refused_before, refused_after: the asks whose refusal this quota decided.
-    """
-
-    limits_before: set[float] = field(default_factory=set)
-    limit_after: float | None = None
-    refused_before: int = 0
-    refused_after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """The result of a what-if.
-
-    Attributes:
-        reproduction: whether the log reproduces itself. If ``other`` is above 0, the rest is empty.
-        principals: by name; asks without a principal, such as connections, have the name ``""``.
-        quotas: by entity and key.
-        series: of the first principals, at most ``MOST_SERIES``.
-        limits: the other quotas of these principals, by principal and key; of several of a key the first.
-    """
-
-    reproduction: Reproduction
-    overall: Compared
-    principals: Mapping[str, Compared]
-    quotas: Mapping[tuple[str, str], QuotaOutcome]
-    series: Mapping[str, UsageSeries]
-    limits: Mapping[str, Mapping[str, Quota]]
-
-
-def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions) -> WhatIf:
-    """Replay a log under its own quotas and under others; the latter ends where the former differs.
-
-    Args:
-        slices: the rows of the log, each row once, by the places of their first rows.
-        quotas: the other quotas.
-
-    Raises:
-        PartialLogError: the log leaves decisions out.
-    """
-    identity = ReproductionCheck(assumptions.max_ids, assumptions.is_whole, assumptions.sequential)
-    decoder = RowDecoder()
-    other = Simulation(quotas, assumptions)
-    found = identity.found
-    for row in decoder.rows(slices):
-        if isinstance(row, LoggedChange):
-            identity.change(row)
-            other.change(row)
-        else:
-            identity.follow(row, counts=row.at_ms >= assumptions.from_ms)
-            if not found.causes["other"]:
-                other.take(row)
-    identity.finish()
-    if found.other:
-        other = Simulation({}, assumptions)
-    other.finish()
-    overall, principals = other.results()
-    outcomes = other.outcomes([each.applied for each in decoder.quotas.values()])
-    return WhatIf(found, overall, principals, outcomes, other.series, other.limits)
 
 
 class _Applied:
@@ -319,7 +146,7 @@ class Simulation:
         elif row.kind == "reset":
             for key, bucket in self._buckets.items():
                 if key[1] == row.change.get("what"):
-                    _empty(bucket, self._how.max_ids)
+                    empty(bucket)
 
     def take(self, ask: LoggedAsk) -> None:
         """Decide an ask of the log, after all that came before."""
@@ -412,11 +239,7 @@ class Simulation:
                 if rank > worst or (rank == worst and wait > longest):
                     worst, longest, limiting = rank, wait, each.applied
         if self._how.sequential and worst == DELAY:
-            answers = sequential_answers(parts, at_ms, ids)
-            named = zip(parts, answers, strict=True)
-            longest = summed_delay(
-                [(part[1].quota.key, answer) for part, answer in named if answer > 0 and not part[3]]
-            )
+            _, longest = sequential(parts, at_ms, ids)
         if mode == "peek":
             return worst, longest, limiting
         for bucket, form, amount, _ in parts:
@@ -517,18 +340,8 @@ class Simulation:
             self.decide(ask, plan, ask.at_ms, None)
             return
         for each in plan.applied:
-            form = each.forms.form(manner_of(ask))
-            if ask.kind in {"renewal", "ids"}:
-                if isinstance(each.bucket, Ids):
-                    renew(each.bucket, form, ask.at_ms, ask.ids)
-            elif not each.counts_ids:
-                amount = ask.amounts[each.place] / each.per_unit
-                if ask.kind in {"lease", "settlement"}:
-                    follow_lease(ask, each.bucket, form, amount)
-                elif ask.kind == "undone":
-                    each.bucket.charge(form, amount, ask.at_ms, ())
-                else:
-                    give_back(each.bucket, form, amount, ask.at_ms)
+            amount = 0.0 if each.counts_ids else ask.amounts[each.place] / each.per_unit
+            follow(ask, each.bucket, each.forms.form(manner_of(ask)), amount)
 
     def _plan(self, caller: LoggedCaller) -> _Plan:
         """Find a caller's quotas, once."""
@@ -609,10 +422,3 @@ def _refusing(verdicts: Sequence[VerdictOfAsk]) -> VerdictOfAsk | None:
         if found is None or (verdict.rank, verdict.wait_ms) > (found.rank, found.wait_ms):
             found = verdict
     return found
-
-
-def _empty(bucket: Bucket, max_ids: int) -> None:
-    """Empty a bucket in place, since plans hold it."""
-    fresh: Any = Ids(max_ids) if isinstance(bucket, Ids) else type(bucket)()
-    for name in type(bucket).__slots__:
-        setattr(bucket, name, getattr(fresh, name))

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from app.domain.decision import OUTCOMES
-from app.terminal import plain
+from app.terminal import duration, plain
 from workers.jobs.errors import JobError
 from workers.jobs.period import format_instant
+from workers.jobs.whatif.compared import Compared
 from workers.jobs.whatif.page import most_touched, name_of
 from workers.jobs.whatif.report import WhatIfReport
 from workers.jobs.whatif.reproduction import Reproduction
-from workers.jobs.whatif.simulation import Compared
 
 NAMED: Final = 10
 """How many principals are printed; the report has all."""
@@ -81,10 +81,10 @@ def _table(overall: Compared) -> Iterator[str]:
     for outcome in OUTCOMES:
         before, after = overall.before.decisions[outcome], overall.after.decisions[outcome]
         yield f"{outcome:8} {before:14,} {after:14,}"
-    waits = (f"{each.wait_ms / 1000:,.0f} s" for each in (overall.before, overall.after))
-    yield f"{'wait':8} {next(waits):>14} {next(waits):>14}"
+    waits = (duration(each.wait_ms) for each in (overall.before, overall.after))
+    yield f"{'waiting':8} {next(waits):>14} {next(waits):>14}"
 
 
 def _change(each: Compared) -> str:
-    waits = f"{each.before.wait_ms / 1000:,.1f} s to {each.after.wait_ms / 1000:,.1f} s of waiting"
+    waits = f"{duration(each.before.wait_ms)} of waiting before, {duration(each.after.wait_ms)} after"
     return f"{each.newly_refused:,} newly refused, {each.newly_admitted:,} newly admitted, {waits}"
