@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
 
@@ -20,6 +21,10 @@ from tests.jobs.audits import Findings, judge
 from tests.ports import HOST
 from tests.service import Service, eventually, running
 from workers.decision_log.rows import decode, table
+from workers.decision_log.schema import SCHEMA
+from workers.jobs.whatif.simulation import Assumptions
+from workers.jobs.whatif.slices import encoded
+from workers.jobs.whatif.what_if import what_if
 
 Row = dict[str, Any]
 STEPS = 600
@@ -137,6 +142,13 @@ def test_leases_of_a_node_are_judged_exactly(rows: list[Row]):
     assert not found.cases, found.cases[:3]
     assert wrong(found) == 0
     assert found.total("judged") == found.total("verdicts") > STEPS
+
+
+def test_leases_of_a_node_are_replayed(rows: list[Row]):
+    """In the caller's time, with peeks that the store does not number."""
+    logged = pa.Table.from_pylist(rows, schema=SCHEMA)
+    found = what_if(encoded([logged], by_store=False), {}, Assumptions(is_whole=True)).reproduction
+    assert found.reproduced == found.decisions > STEPS / 3, found
 
 
 def first(rows: list[Row], kind: str) -> Row:

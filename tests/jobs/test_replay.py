@@ -302,6 +302,14 @@ class TestCauses:
         assert found.reproduced > 100, found
         assert replayed(rest).reproduction.other > 0, "a whole log has no such excuse"
 
+    @pytest.mark.parametrize("said", [None, "", "x", "[]", "nan", '{"quotas": 1}'])
+    def test_changes_without_meaning(self, said: str | None) -> None:
+        made = logged(1, 20)
+        for kind in ("factor", "reset", "load", "quota"):
+            made.add(kind=kind, change={"what": "user=a", "before": said, "after": said})
+        made.run(asks(2, ["b"]), 20, (5,), 2)
+        assert not replayed(made.rows).reproduction.other
+
     def test_a_log_of_refusals_alone(self) -> None:
         made = logged(1, 50)
         row = next(row for row in made.rows if row["ids"] and row["verdicts"][0]["charged_ids"])

@@ -10,7 +10,6 @@ After each ask the bucket is compared with what it showed, and goes on from that
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Final, NamedTuple
 
 from app.domain.decision import OUTCOMES
 from workers.jobs.audit.findings import improbable, unlikely
+from workers.jobs.verdicts import named_quotas
 from workers.jobs.whatif import other_rows
 from workers.jobs.whatif.buckets import Ids, Level, Rate, new_bucket
 from workers.jobs.whatif.cause_finder import CauseFinder
@@ -125,7 +125,7 @@ class ReproductionCheck:
         """Apply a row that is no ask."""
         self._causes.note(row)
         if row.kind in {"reset", "load"}:
-            for key in _quotas_of(row):
+            for key in named_quotas(row.change.get("before" if row.kind == "reset" else "after")):
                 for followed in self._buckets.get((key, row.change.get("what") or ""), {}).values():
                     if row.kind == "load":
                         followed.begin_doubt("load", row.at_ms)
@@ -336,7 +336,7 @@ class ReproductionCheck:
             if kind == "ids" and verdict.charged_ids:
                 raise PartialLogError("it has charges of decisions that it leaves out")
             if kind != "late":
-                other_rows.follow(ask, bucket, form, verdict.usage)
+                other_rows.follow(ask, bucket, form, verdict.usage, is_over=verdict.rank == REFUSED)
                 if kind in DOUBTS:
                     followed.begin_doubt(DOUBTS[kind], at_ms)
             elif verdict.reason != "store_full":  # late
@@ -426,16 +426,6 @@ class ReproductionCheck:
                     exact,
                 )
             )
-
-
-def _quotas_of(row: LoggedChange) -> list[str]:
-    """The quota keys whose buckets a reset emptied or a load filled."""
-    text = row.change.get("before" if row.kind == "reset" else "after")
-    try:
-        found = json.loads(text or "{}").get("quotas", [])
-    except (ValueError, AttributeError):
-        return []
-    return [each for each in found if isinstance(each, str)]
 
 
 def _answer_of(verdict: VerdictOfAsk) -> int:

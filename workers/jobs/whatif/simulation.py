@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Literal
@@ -142,7 +143,8 @@ class Simulation:
     def change(self, row: LoggedChange) -> None:
         """Apply a row that is no ask: a reset empties buckets here too, and a factor scales limits."""
         if row.kind == "factor":
-            self._factors[row.node] = float(row.change.get("after") or 1.0)
+            with suppress(TypeError, ValueError):
+                self._factors[row.node] = float(row.change.get("after"))  # type: ignore[arg-type]
         elif row.kind == "reset":
             for key, bucket in self._buckets.items():
                 if key[1] == row.change.get("what"):
@@ -220,11 +222,12 @@ class Simulation:
         mode, ids, amounts = ask.mode, ask.ids, ask.amounts
         manner = manner_of(ask)
         factor = self._factors.get(ask.node, 1.0) if self._factors else 1.0
+        is_scaled = 0 < factor < 1  # an ask that a factor of 0 does not hold has no bytes
         worst = longest = 0
         limiting: AppliedQuota | None = None
         parts = []
         for each in plan.applied:
-            forms = each.forms if factor in (0, 1) else each.forms.scaled(factor)
+            forms = each.forms.scaled(factor) if is_scaled else each.forms
             form = forms.forms[manner] or forms.form(manner)
             bucket = each.bucket
             amount = len(ids) if each.counts_ids else amounts[each.place] / each.per_unit
