@@ -297,15 +297,15 @@ def _places(rows: LogRows, *, by_store: bool) -> Numbers:
     """Each row's place in the store's order.
 
     A row without an order comes after all that was decided in its millisecond. Callers' times say nothing
-    about the store's order: there such a row follows the row before it, as nodes log answers in turn.
+    about the store's order: there such a row comes after all rows before it, as nodes log answers in turn.
     """
-    orders = rows.column("order")
-    has_order = valid(orders)
+    has_order = valid(rows.column("order"))
+    orders = integers(rows.column("order"))
     if by_store or not has_order.any():
         by_time = (integers(rows.column("at_ms")) + 1) * ORDERS_PER_MS - 1
-        return np.where(has_order, integers(orders), by_time)
-    before = np.maximum.accumulate(np.where(has_order, np.arange(rows.count), has_order.argmax()))
-    return integers(orders)[before]
+        return np.where(has_order, orders, by_time)
+    before = np.maximum.accumulate(np.where(has_order, orders, orders[has_order.argmax()]))
+    return np.where(has_order, orders, before)
 
 
 def _encoded_rows(
