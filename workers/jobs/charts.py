@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 900, 220, 64, 24
+WIDTH, HEIGHT, LEFT, BOTTOM = 900, 220, 84, 24
 ROW_HEIGHT: Final = 22
 REFUSED: Final = 60
 """The height of a chart of refused asks below another one."""
@@ -167,4 +167,5 @@ def _cut(name: str) -> str:
 
 
 def _svg(tall: float, label: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    box = f'viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{escape(label)}"'
+    return f'<div class="wide"><svg {box}>{"".join(parts)}</svg></div>'

@@ -33,7 +33,8 @@ td, th {
 }
 td.n, th.n { text-align: right; white-space: nowrap; }
 td:not(.n) { min-width: 7rem; } td:not(.n):nth-child(2) { min-width: 11rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
+svg { width: 100%; min-width: 40rem; height: auto; }
+svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
 .axis { stroke: var(--line); } .bound { stroke: var(--ink); stroke-dasharray: 4 3; }
 .admit { fill: var(--admit); } .delay { fill: var(--delay); } .throttle { fill: var(--throttle); }
 .reject { fill: var(--reject); } .usage { fill: none; stroke: var(--admit); stroke-width: 1.5; }
@@ -41,6 +42,7 @@ svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 12px sys
 path.before, path.after { fill: none; stroke-dasharray: 5 3; stroke-width: 1.5; }
 .within { fill: var(--good); } .beyond { fill: var(--bad); }
 span.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
+span.key:first-child { margin-left: 0; }
 span.key.admit { background: var(--admit); } span.key.delay { background: var(--delay); }
 span.key.before { background: var(--delay); } span.key.after { background: var(--reject); }
 span.key.throttle { background: var(--throttle); } span.key.reject { background: var(--reject); }

@@ -19,7 +19,7 @@ class World:
         wait_ms: the sum of all waits that were answered, and of those in queues.
         gave_up: refused asks that their callers gave up while they waited.
         retries: how often asks came again.
-        limited_by: the number of asks that were not admitted at once, by the key of the quota that decided.
+        refused_by, delayed_by: the number of these asks by the key of the quota that decided.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -27,7 +27,8 @@ class World:
     wait_ms: int = 0
     gave_up: int = 0
     retries: int = 0
-    limited_by: Counter[str] = field(default_factory=Counter)
+    refused_by: Counter[str] = field(default_factory=Counter)
+    delayed_by: Counter[str] = field(default_factory=Counter)
 
     @property
     def refused(self) -> int:
@@ -42,7 +43,8 @@ class World:
         self.wait_ms += other.wait_ms
         self.gave_up += other.gave_up
         self.retries += other.retries
-        self.limited_by += other.limited_by
+        self.refused_by += other.refused_by
+        self.delayed_by += other.delayed_by
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
         tasks = driver.row_groups(arguments.log, around(period))
         whole = partial(driver.row_groups, arguments.log, Period())
         with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
-            found = report(runner, arguments, quotas, period, tasks, whole, folder)
+            found = report(runner, bar, arguments, quotas, period, tasks, whole, folder)
     if found.what_if.reproduction.other:
         raise differences(found, arguments.out)
     print(summary(found, arguments.out, time.monotonic() - began))  # noqa: T201  the result

@@ -90,8 +90,10 @@ def _result(report: WhatIfReport) -> Iterable[str]:
     yield f"{overall.newly_admitted:,} that were refused would be admitted.</strong></p>"
     period = f"{clock(report.from_ms)} to {clock(report.to_ms)} UTC"
     yield f'<p class="faint">{escape(report.log)}, {period}. {escape(SCENARIOS[report.scenario])} '
-    yield f"{overall.kept:,} answers are as they were: kept answers, answers without the store, and asks "
-    yield "that a throttle factor of 0 held.</p>"
+    if overall.kept:
+        yield f"{overall.kept:,} answers are as they were: kept answers, answers without the store, and asks "
+        yield "that a throttle factor of 0 held."
+    yield "</p>"
 
 
 def _quotas(found: WhatIf) -> Iterable[str]:
@@ -155,21 +157,35 @@ def _charts(report: WhatIfReport, touched: list[tuple[str, Compared]]) -> Iterab
             continue
         if not drawn:
             yield '<h2>Usage over time</h2><p><span class="key admit"></span>asked for'
-            yield '<span class="key before"></span>limit and refused asks before'
-            yield '<span class="key after"></span>after</p>'
+            yield '<span class="key before"></span>limit and refused asks, before'
+            yield '<span class="key after"></span>limit and refused asks, after</p>'
         drawn += 1
-        per = "in the window" if key == PRODUCER_IDS_RATE else "in the unit of the limit"
-        yield f"<h3>{escape(name)}: <code>{key}</code>, {per}</h3>"
+        shown = f"mean over {duration(report.slice_ms)}"
+        if key == PRODUCER_IDS_RATE:
+            shown = "new ids charged in the window, as logged"
+        yield f"<h3>{escape(name)}: <code>{key}</code>, {shown}</h3>"
         chart = chart_of(report, name, series, key)
         label = f"{key} of {name} over time"
         yield usage_over_time(chart, report.from_ms, report.to_ms, report.slice_ms, label)
 
 
 def _most_changed(compared: Compared) -> str | None:
-    """The quota key whose number of limited asks changed most; of several the one that limits most."""
-    before, after = compared.before.limited_by, compared.after.limited_by
-    keys = sorted(key for key in {*before, *after} if key in KEYS)
-    return max(keys, key=lambda key: (abs(after[key] - before[key]), after[key]), default=None)
+    """The quota key whose number of refused asks changed most; of several, that of delayed ones."""
+    before, after = _worlds(compared)
+    keys = sorted(
+        key
+        for key in {*before.refused_by, *after.refused_by, *before.delayed_by, *after.delayed_by}
+        if key in KEYS
+    )
+
+    def change(key: str) -> tuple[int, int, int]:
+        return (
+            abs(after.refused_by[key] - before.refused_by[key]),
+            abs(after.delayed_by[key] - before.delayed_by[key]),
+            after.refused_by[key] + after.delayed_by[key],
+        )
+
+    return max(keys, key=change, default=None)
 
 
 def chart_of(report: WhatIfReport, name: str, series: UsageSeries, key: str) -> UsageChart:

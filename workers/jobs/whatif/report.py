@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,19 +18,20 @@ from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import LogPart, location_of
 from workers.jobs.folder import OutputFolder
 from workers.jobs.period import Period
+from workers.jobs.progress import Progress
 from workers.jobs.runner import Runner, without_collector
 from workers.jobs.whatif import page
 from workers.jobs.whatif.compared import Compared
 from workers.jobs.whatif.quotas import ProposedQuotas
 from workers.jobs.whatif.reproduction import PartialLogError
 from workers.jobs.whatif.simulation import Assumptions
-from workers.jobs.whatif.slices import in_order
+from workers.jobs.whatif.slices import RowSlice, in_order
 from workers.jobs.whatif.what_if import WhatIf, what_if
 
 LEAD_IN_MS: Final = 3 * HOUR_MS
 """The time before a period that is read to know what the buckets held."""
 
-OVERVIEW, REPLAY = 10.0, 90.0
+OVERVIEW, READ, REPLAY = 10.0, 30.0, 60.0
 """The shares of the parts of a what-if in its time, in per cent."""
 
 SUMMARY: Final = "summary.json"
@@ -90,6 +91,7 @@ def around(period: Period) -> Period:
 
 def report(
     runner: Runner,
+    progress: Progress,
     arguments: argparse.Namespace,
     proposed: ProposedQuotas,
     period: Period,
@@ -124,10 +126,11 @@ def report(
         slice_ms=slice_ms,
     )
     by_store = arguments.clock == "store"
-    slices = in_order(runner, batches.each_once(tasks, wide, copies), REPLAY, by_store=by_store)
+    slices = in_order(runner, batches.each_once(tasks, wide, copies), READ, by_store=by_store)
+    shown = _shown(slices, sum(task.rows for task in tasks), progress)
     try:
         with without_collector():
-            found = what_if(slices, proposed.quotas, assumptions)
+            found = what_if(shown, proposed.quotas, assumptions)
     except PartialLogError:
         raise JobUsageError(
             f"{name}: a what-if needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves "
@@ -154,6 +157,13 @@ def report(
             folder.table(table, pa.Table.from_pylist(list(rows), schema=schema).to_batches(), schema)
         folder.text("report.html", page.html(made))
     return made
+
+
+def _shown(slices: Iterable[RowSlice], rows: int, progress: Progress) -> Iterator[RowSlice]:
+    """The slices, with progress once each was replayed."""
+    for each in slices:
+        yield each
+        progress.advance(REPLAY * each.rows / rows)
 
 
 def summary(found: WhatIf) -> dict[str, Any]:

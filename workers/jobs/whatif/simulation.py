@@ -380,7 +380,8 @@ class Simulation:
         if plan.series is not None:
             plan.series.add(ask, self._how.slice_ms)
         if ask.limiting is not None and ask.rank:
-            before.limited_by[ask.limiting] += 1
+            by_key = before.refused_by if ask.rank >= THROTTLE else before.delayed_by
+            by_key[ask.limiting] += 1
             if ask.rank >= THROTTLE and (verdict := _refusing(ask.verdicts)) is not None:
                 applied = verdict.quota.applied
                 self._refused_before[applied.entity, applied.quota.key] += 1
@@ -404,7 +405,8 @@ class Simulation:
                 compared.newly_admitted += 1
             return
         if limiting is not None:
-            after.limited_by[limiting.quota.key] += 1
+            by_key = after.refused_by if rank >= THROTTLE else after.delayed_by
+            by_key[limiting.quota.key] += 1
         if rank >= THROTTLE:
             if limiting is not None:
                 self._refused[limiting.entity, limiting.quota.key] += 1

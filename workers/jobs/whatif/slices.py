@@ -68,10 +68,12 @@ class RowSlice(NamedTuple):
 
     Attributes:
         first: the place of the first one.
+        rows: how many there are.
         content: the columns, pickled by ``slices_of``.
     """
 
     first: int
+    rows: int
     content: bytes
 
 
@@ -110,7 +112,7 @@ def encoded(tables: Sequence[pa.Table], *, by_store: bool = True) -> list[RowSli
     for first in range(0, len(places), ROWS_OF_A_SLICE):
         mine = places[first : first + ROWS_OF_A_SLICE]
         content = _encoded_rows(LogRows(table.slice(first, len(mine)).combine_chunks()), mine)
-        slices.append(RowSlice(int(mine[0]), pickle.dumps(content, pickle.HIGHEST_PROTOCOL)))
+        slices.append(RowSlice(int(mine[0]), len(mine), pickle.dumps(content, pickle.HIGHEST_PROTOCOL)))
     return slices
 
 

@@ -86,5 +86,5 @@ def _table(overall: Compared) -> Iterator[str]:
 
 
 def _change(each: Compared) -> str:
-    waits = f"{duration(each.before.wait_ms)} of waiting before, {duration(each.after.wait_ms)} after"
+    waits = f"waiting {duration(each.before.wait_ms)} before, {duration(each.after.wait_ms)} after"
     return f"{each.newly_refused:,} newly refused, {each.newly_admitted:,} newly admitted, {waits}"
