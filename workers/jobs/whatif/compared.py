@@ -1,4 +1,4 @@
-"""The asks of a log in both worlds: under the quotas that stood, and under others."""
+"""The asks of a log in both worlds: under the quotas of the log, and under others."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class FollowedBucket:
         self.is_seen, self.doubt, self.doubt_ms = True, "reset", at_ms
 
     def begin_doubt(self, cause: Cause, at_ms: int) -> None:
-        """Note that the state does not follow from the log; the first cause stands."""
+        """Note that the state does not follow from the log; the first cause is kept."""
         if self.doubt is None:
             self.doubt = cause
             self.charges.clear()
