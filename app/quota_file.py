@@ -79,12 +79,21 @@ def ordered(quotas: Iterable[EntityAndQuotas]) -> list[EntityAndQuotas]:
     return sorted(quotas, key=lambda one: ([TYPES.index(type_) for type_ in _types(one[0])], one[0]))
 
 
-def quota_lines(quotas: Sequence[EntityAndQuotas]) -> Iterator[str]:
-    """Yield the lines of a file below its comments."""
+def quota_lines(
+    quotas: Sequence[EntityAndQuotas], comments: Mapping[tuple[str, str], str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a file below its comments.
+
+    Args:
+        comments: a comment of one line above a quota, by entity and key.
+    """
     yield "quotas:\n" if quotas else "quotas: {}\n"
-    for entity, definitions in ((plain(entity), definitions) for entity, definitions in quotas):
-        yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
+    for entity, definitions in quotas:
+        spelled = plain(entity)
+        yield f"  {spelled}:\n" if len(spelled) <= MAX_KEY else f"  ? {spelled}\n  :\n"
         for key, definition in definitions.items():
+            if comments and (comment := comments.get((entity, key))):
+                yield f"    # {plain(comment)}\n"
             limit_alone = definition.keys() == {"limit"}
             yield f"    {plain(key)}: {_flow(definition['limit'] if limit_alone else definition)}\n"
 

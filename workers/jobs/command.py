@@ -19,6 +19,7 @@ from workers.arguments import PlainArgumentParser
 from workers.jobs.audit import job as audit
 from workers.jobs.backfill import job as backfill
 from workers.jobs.errors import JobError, JobUsageError
+from workers.jobs.recommend import job as recommend
 from workers.jobs.whatif import job as whatif
 
 if TYPE_CHECKING:  # pyarrow is slow to import, and --help does not need it
@@ -31,6 +32,7 @@ JOBS: Final = {
     "backfill": (backfill, "compute what every filter and window should hold at a moment"),
     "audit": (audit, "prove from the log that the limits held"),
     "whatif": (whatif, "replay the log under other quotas"),
+    "recommend": (recommend, "recommend limits from the log"),
 }
 """Module and summary of each job, by name. A module has ``add_arguments`` and ``run``; only ``run`` imports
 modules that compute, so that its help appears at once."""

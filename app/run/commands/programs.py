@@ -87,6 +87,14 @@ def whatif(context: typer.Context) -> None:
     _run_job("workers.jobs", ["whatif", *context.args])
 
 
+def recommend(context: typer.Context) -> None:
+    """Recommend limits from the decision log, as a file of quotas.
+
+    For the options: quotagate recommend --help.
+    """
+    _run_job("workers.jobs", ["recommend", *context.args])
+
+
 def backfill(context: typer.Context) -> None:
     """Compute from the log, or from a history, what every bucket should hold at a moment; `load` loads it.
 

@@ -68,8 +68,9 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     from workers.jobs.folder import OutputFolder  # pyarrow is slow to import, and --help does not need it
     from workers.jobs.period import Period
     from workers.jobs.progress import progress
+    from workers.jobs.whatif.log import around
     from workers.jobs.whatif.quotas import proposed
-    from workers.jobs.whatif.report import around, report
+    from workers.jobs.whatif.report import report
     from workers.jobs.whatif.terminal import differences, summary
 
     check_replay_options(arguments)
@@ -82,7 +83,13 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
         with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
             found = report(runner, bar, arguments, quotas, period, tasks, whole, folder)
     if found.what_if.reproduction.other:
-        raise differences(found, arguments.out)
+        raise differences(
+            found.what_if.reproduction,
+            found.missing_batches,
+            found.missing_rows,
+            "its asks were not tried under other quotas",
+            f" Counts are in {arguments.out}/summary.json.",
+        )
     print(summary(found, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     allowed = arguments.fail_if_refused
     return 1 if allowed is not None and found.what_if.overall.newly_refused > allowed else 0

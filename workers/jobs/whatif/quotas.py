@@ -49,11 +49,8 @@ def proposed(file: str, max_ids: int) -> ProposedQuotas:
             f"{file} has faults; nothing was replayed",
             *(f"{file}:{fault.line}: {fault.message}" for fault in contents.faults),
         )
-    rules = MatchingRules(
-        os.environ.get(f"{PREFIX}INTER_BROKER_LISTENER") or None, _setting("IPV6_PREFIX", int, 64)
-    )
     try:
-        return ProposedQuotas(resolved(contents.quotas, defaults(max_ids)), rules)
+        return ProposedQuotas(resolved(contents.quotas, defaults(max_ids)), rules())
     except QuotaValueError as error:
         raise JobUsageError(
             f"{file} has faults under the defaults of the settings; nothing was replayed",
@@ -75,6 +72,17 @@ def resolved(
         for key, definition in by_key.items():
             found.setdefault(key, {})[entity] = resolve(key, definition, entity, defaults, epoch=0)
     return found
+
+
+def rules() -> MatchingRules:
+    """The deployment's rules of matching, from the same variables as the nodes'.
+
+    Raises:
+        JobUsageError: a variable is invalid.
+    """
+    return MatchingRules(
+        os.environ.get(f"{PREFIX}INTER_BROKER_LISTENER") or None, _setting("IPV6_PREFIX", int, 64)
+    )
 
 
 def defaults(max_ids: int) -> Defaults:

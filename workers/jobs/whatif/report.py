@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from app.domain.decision import OUTCOMES
-from workers.decision_log.schema import HOUR_MS
-from workers.jobs import batches
 from workers.jobs.charts import slice_of
-from workers.jobs.errors import JobError, JobUsageError
-from workers.jobs.files import LogPart, location_of
+from workers.jobs.files import LogPart
 from workers.jobs.folder import OutputFolder
 from workers.jobs.period import Period
 from workers.jobs.progress import Progress
-from workers.jobs.runner import Runner, without_collector
+from workers.jobs.runner import Runner
 from workers.jobs.whatif import page
 from workers.jobs.whatif.compared import Compared
+from workers.jobs.whatif.log import ReplayedLog
 from workers.jobs.whatif.quotas import ProposedQuotas
-from workers.jobs.whatif.reproduction import PartialLogError
 from workers.jobs.whatif.simulation import Assumptions
-from workers.jobs.whatif.slices import RowSlice, in_order
-from workers.jobs.whatif.what_if import WhatIf, what_if
+from workers.jobs.whatif.what_if import WhatIf
 
-LEAD_IN_MS: Final = 3 * HOUR_MS
-"""The time before a period that is read to know what the buckets held."""
-
-OVERVIEW, READ, REPLAY = 10.0, 30.0, 60.0
+OVERVIEW, REPLAY = 10.0, 90.0
 """The shares of the parts of a what-if in its time, in per cent."""
 
 SUMMARY: Final = "summary.json"
@@ -84,11 +77,6 @@ class WhatIfReport:
     missing_rows: int
 
 
-def around(period: Period) -> Period:
-    """The period to read, with hours that fill the buckets."""
-    return period.widened(LEAD_IN_MS)
-
-
 def report(
     runner: Runner,
     progress: Progress,
@@ -111,42 +99,28 @@ def report(
         JobError: the log cannot be read, or has no decision in the period.
         JobUsageError: the log does not have every decision.
     """
-    name, wide = location_of(arguments.log).name, around(period)
-    overview = batches.overview(runner, tasks, wide, period, OVERVIEW)
-    copies = batches.copies(runner, tasks, overview, 0)
-    gaps, faults = batches.gaps_and_faults(runner, whole, overview, period)
+    log = ReplayedLog.of(runner, progress, arguments, period, tasks, whole, OVERVIEW)
+    overview = log.overview
     slice_ms = slice_of(overview.judged_span_ms)
     assumptions = Assumptions(
         scenario=arguments.scenario,
         from_ms=period.from_ms or 0,
         max_ids=arguments.max_ids,
-        is_whole=period.from_ms is None and not gaps.beginning,
+        is_whole=log.is_whole,
         sequential=arguments.combine_delays == "sequential",
         rules=proposed.rules,
         slice_ms=slice_ms,
     )
-    by_store = arguments.clock == "store"
-    slices = in_order(runner, batches.each_once(tasks, wide, copies), READ, by_store=by_store)
-    shown = _shown(slices, sum(task.rows for task in tasks), progress)
-    try:
-        with without_collector():
-            found = what_if(shown, proposed.quotas, assumptions)
-    except PartialLogError:
-        raise JobUsageError(
-            f"{name}: a what-if needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves "
-            "out admitted asks, as QUOTAGATE_LOG=denied does"
-        ) from None
-    if not found.reproduction.decisions:
-        raise JobError(f"{name}: no decision in the period {period}")
+    found = log.what_if(proposed.quotas, assumptions, REPLAY)
     made = WhatIfReport(
         found,
-        name,
+        log.name,
         arguments.scenario,
         overview.judged_from_ms or 0,
         overview.judged_to_ms or 0,
         slice_ms,
-        gaps.batches,
-        faults.missing,
+        log.missing_batches,
+        log.missing_rows,
     )
     folder.text(SUMMARY, json.dumps(summary(found), indent=1))
     if not found.reproduction.other:
@@ -157,13 +131,6 @@ def report(
             folder.table(table, pa.Table.from_pylist(list(rows), schema=schema).to_batches(), schema)
         folder.text("report.html", page.html(made))
     return made
-
-
-def _shown(slices: Iterable[RowSlice], rows: int, progress: Progress) -> Iterator[RowSlice]:
-    """The slices, with progress once each was replayed."""
-    for each in slices:
-        yield each
-        progress.advance(REPLAY * each.rows / rows)
 
 
 def summary(found: WhatIf) -> dict[str, Any]:

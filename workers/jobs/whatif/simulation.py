@@ -43,6 +43,8 @@ RULES: Final = MatchingRules()
 MOST_SERIES: Final = 4_096
 """Of so many principals a chart may be drawn; a series takes as much memory as its slices of time."""
 
+APART: Final = "apart"
+
 Scenario = Literal["as-logged", "retry-after-wait", "stop-while-waiting"]
 
 
@@ -57,6 +59,8 @@ class Assumptions:
         is_whole: the log has the first batch of every node.
         sequential: ``QUOTAGATE_COMBINE_DELAYS``.
         slice_ms: the length of a slice of time in the series of principals.
+        apart: if given, asks are not counted by principal: those that charge a bucket of these entities
+            count under ``APART``, all others under an empty name.
     """
 
     scenario: Scenario = "as-logged"
@@ -68,6 +72,7 @@ class Assumptions:
     sequential: bool = False
     rules: MatchingRules = RULES
     slice_ms: int = 60_000
+    apart: frozenset[str] | None = None
 
 
 class _Applied:
@@ -359,9 +364,13 @@ class Simulation:
         if self._how.scenario == "stop-while-waiting":
             queue = self._queues.setdefault((caller.principal, caller.client_id, caller.ip), _Queue())
         principal = caller.principal or ""
-        compared = self._compared.get(principal)
+        counted_as = principal
+        if self._how.apart is not None:
+            entities = {each.applied.bucket.partition(";")[0] for each in found}
+            counted_as = "" if entities.isdisjoint(self._how.apart) else APART
+        compared = self._compared.get(counted_as)
         if compared is None:
-            compared = self._compared[principal] = Compared()
+            compared = self._compared[counted_as] = Compared()
         series = self.series.get(principal)
         if series is None and len(self.series) < MOST_SERIES:
             series = self.series[principal] = UsageSeries()

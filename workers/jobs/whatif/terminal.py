@@ -37,14 +37,18 @@ def summary(report: WhatIfReport, out: str, took_s: float) -> str:
     return "\n".join(lines)
 
 
-def differences(report: WhatIfReport, out: str) -> JobError:
-    """The error for a log that does not reproduce itself."""
-    found = report.what_if.reproduction
-    if report.missing_batches or report.missing_rows:
-        reason = (
-            f"{report.missing_batches:,} batches, and {report.missing_rows:,} rows of others, are missing "
-            "from the log"
-        )
+def differences(
+    found: Reproduction, missing_batches: int, missing_rows: int, consequence: str, more: str = ""
+) -> JobError:
+    """The error for a log that does not reproduce itself.
+
+    Args:
+        missing_batches, missing_rows: what the log lacks, by its numbers.
+        consequence: what was not done therefore.
+        more: a sentence on where to read more.
+    """
+    if missing_batches or missing_rows:
+        reason = f"{missing_batches:,} batches, and {missing_rows:,} rows of others, are missing from the log"
     elif found.is_implausible:
         seen = f"{found.falsely_seen:,} of {found.new_ids:,} new ids were taken as seen"
         reason = f"{seen}, more than chance explains"
@@ -54,9 +58,8 @@ def differences(report: WhatIfReport, out: str) -> JobError:
             "`quotagate audit` says more"
         )
     return JobError(
-        f"the log does not reproduce itself, so its asks were not tried under other quotas: "
-        f"{found.other:,} of {found.decisions:,} decisions differ for no known cause: {reason}. "
-        f"Counts are in {out}/summary.json.",
+        f"the log does not reproduce itself, so {consequence}: "
+        f"{found.other:,} of {found.decisions:,} decisions differ for no known cause: {reason}.{more}",
         *_examples(found),
     )
 
