@@ -51,7 +51,7 @@ def options(name: str) -> list[list[str]]:
     """The options of a command that take a value, each with the words of its longest name."""
     if name in JOBS:
         parser: Any = command_line(Spark() if name == "spark" else Processes())
-        job = name if name in {"audit", "whatif"} else "backfill"
+        job = name if name in {"audit", "recommend", "whatif"} else "backfill"
         actions = parser._subparsers._group_actions[0].choices[job]._actions
         return [[each.option_strings[-1]] for each in actions if each.option_strings and each.nargs != 0]
     found = command(name)
