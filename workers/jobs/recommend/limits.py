@@ -41,7 +41,7 @@ has flatter bursts, and comes from the same producers. Connections are no excuse
 FEWEST_PEERS: Final = 3
 """With fewer others nobody is an outlier by its peers."""
 
-ABNORMAL: Final = 6.0
+ABNORMAL: Final = 5.0
 LOOPING: Final = 3.0
 """The need of an outlier in needs of its peers, if their needs are alike; the second is for principals that
 bring in many ids for their asks."""
@@ -132,7 +132,7 @@ class KeyLimits(NamedTuple):
     """The recommendation for a quota key.
 
     Attributes:
-        default: None if there is nobody whom it could be for, since all are outliers.
+        default: None if all entities are outliers.
         own: limits of single entities, the largest first.
         outliers: those that the default holds up, most abnormal first.
         entities, asks: the number of all entities, and of their asks.
@@ -293,7 +293,7 @@ def confidence(history_ms: int, asks: int, quantile: float) -> Confidence:
 def _compared(quota: str, needs: Sequence[tuple[Demand, float]]) -> tuple[dict[str, float], set[str]]:
     """For each entity the need that its peers let expect; and the outliers by it.
 
-    Outliers are no peers of others, so the others are compared anew until nobody stands out.
+    Outliers are no peers of others, so the others are compared anew until none is left.
     """
     if len(needs) <= FEWEST_PEERS:
         return {}, set()
