@@ -31,15 +31,14 @@ def quotas(made: Recommendation) -> str:
 
 
 def comment(found: KeyLimits, limit: Limit) -> str:
-    """A limit in words: the need that it rests on, for those, and how far to trust it."""
+    """A limit in words: the need that it rests on, the entities that it is for, and how far to trust it."""
     share = f"{limit.asks / found.asks:.1%} of the asks"
     trust = f"{duration(limit.history_ms)} of history, {limit.confidence} confidence"
-    need = f"rests on a need of {shown(limit.need)}"
+    need = f"rests on a need of {shown(limit.need)}, with {limit.limit / limit.need - 1:.0%} of headroom"
     if limit is found.default:
-        those = f"{limit.entities:,} of {found.entities:,} entities"
-        return f"{need}, which {those} do not exceed; {share}; {trust}"
-    times = f"{limit.need / found.default.need:.3g} times the default's; " if found.default else ""
-    return f"{need}, {times}{share}; {trust}"
+        return f"{need}; {limit.entities:,} of {found.entities:,} entities need no more; {share}; {trust}"
+    times = f"{limit.need / found.default.need:.3g} times the default's need; " if found.default else ""
+    return f"{need}; {times}{share}; {trust}"
 
 
 def outlier_line(key: str, outlier: Outlier) -> str:
