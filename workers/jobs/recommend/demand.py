@@ -67,7 +67,7 @@ class Demand:
     def quantile(self, quantile: float) -> float:
         """The least limit under which at least this share of the asks is not held up.
 
-        >>> Demand("user=a", Counter({1.0: 90, 5.0: 9, 80.0: 1})).quantile(0.99)
+        >>> Demand("user=a", Counter({1.0: 90, 5.0: 9, 80.0: 1}), 100).quantile(0.99)
         5.0
         """
         allowed = (1 - quantile) * self.asks + 1e-9
