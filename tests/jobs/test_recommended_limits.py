@@ -101,6 +101,18 @@ def test_limits_hold_nobody_up_but_outliers(needs: list[list[float]], quota: str
         assert limit.need <= limit.limit <= 1.5 * limit.need
 
 
+@given(st.lists(st.tuples(NEEDS, NEEDS), min_size=1, max_size=30))
+def test_no_outlier_for_a_key_has_a_limit_for_any(needs: list[tuple[list[float], list[float]]]) -> None:
+    demands: dict[str, dict[str, Demand]] = {IDS: {}, REQUESTS: {}}
+    for number, mine in enumerate(needs):
+        for quota, of_quota in zip(demands, mine, strict=True):
+            name = f"user=team-{number}"
+            demands[quota][name] = demand(name, [min(need, 1e5) for need in of_quota], quota)
+    found = recommended(demands, DEFAULTS, BASIS)
+    outliers = {outlier.entity for each in found for outlier in each.outliers}
+    assert outliers.isdisjoint(limit.entity for each in found for limit in each.own)
+
+
 class TestAdversaries:
     """Demand that is shaped to get a high limit, or to take a fair one from others."""
 

@@ -161,8 +161,13 @@ def recommended(
         _Judged.of(key, defaults[key], demands[key].values(), basis) for key in defaults if key in demands
     ]
     judged = [each for each in found if each.needs]
-    named = {outlier.entity for each in judged for outlier in each.limits(set(), basis).outliers}
-    return [each.limits(named, basis) for each in judged]
+    named: set[str] = set()
+    while True:  # without them the defaults may be lower, and hold up more
+        limits = [each.limits(named, basis) for each in judged]
+        outliers = {outlier.entity for each in limits for outlier in each.outliers}
+        if outliers <= named:
+            return limits
+        named |= outliers
 
 
 @dataclass(frozen=True, slots=True)
