@@ -42,9 +42,10 @@ FEWEST_PEERS: Final = 3
 """With fewer others nobody is an outlier by its peers."""
 
 ABNORMAL: Final = 5.0
-LOOPING: Final = 3.0
-"""The need of an outlier in needs of its peers, if their needs are alike; the second is for principals that
-bring in many ids for their asks."""
+ABNORMAL_IDS: Final = 10.0
+LOOPING_IDS: Final = 3.0
+"""The need of an outlier, in needs of its peers. Of new producer ids a principal may bring many at first, for
+all its producers; the last is for one that loops."""
 
 SPREADS: Final = 3.0
 """If needs differ widely, an outlier is beyond so many standard deviations of their logarithms."""
@@ -53,7 +54,7 @@ DEVIATION: Final = 1.4826
 """The standard deviation of a normal distribution, in median absolute deviations."""
 
 LATE_IDS: Final = 10
-LATE_IDS_OF_AN_ASK: Final = 0.1
+LATE_IDS_OF_AN_ASK: Final = 0.05
 """A principal loops if it brings in so many new ids late, and so many with an ask: traffic excuses none."""
 
 MANY_IDS: Final = 100
@@ -312,7 +313,7 @@ def _compared(quota: str, needs: Sequence[tuple[Demand, float]]) -> tuple[dict[s
         found = {
             demand.entity
             for demand, need in by_asks
-            if need / typical[demand.entity] > (LOOPING if _loops(quota, demand) else max(ABNORMAL, spread))
+            if need / typical[demand.entity] > _abnormal(quota, demand, spread)
         }
         if not found:
             break
@@ -343,6 +344,17 @@ def _typical(quota: str, by_asks: Sequence[tuple[Demand, float]]) -> dict[str, f
             if at != place
         )
     return found
+
+
+def _abnormal(quota: str, demand: Demand, spread: float) -> float:
+    """The need of an outlier, in needs of its peers.
+
+    Args:
+        spread: how far their needs are apart, as a factor.
+    """
+    if _loops(quota, demand):
+        return LOOPING_IDS
+    return max(ABNORMAL_IDS if quota == PRODUCER_IDS_RATE else ABNORMAL, spread)
 
 
 def late_ids_of_an_ask(demand: Demand) -> float:
