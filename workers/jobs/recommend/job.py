@@ -105,6 +105,6 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
         tasks = driver.row_groups(arguments.log, around(period))
         whole = partial(driver.row_groups, arguments.log, Period())
         with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
-            found = report(runner, arguments, known, matching, period, tasks, whole, folder)
+            found = report(runner, bar, arguments, known, matching, period, tasks, whole, folder)
     print(summary(found, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     return 0

@@ -19,6 +19,7 @@ from workers.jobs.files import LogPart
 from workers.jobs.folder import OutputFolder
 from workers.jobs.needs import Needs
 from workers.jobs.period import Period
+from workers.jobs.progress import Progress
 from workers.jobs.recommend import page, text
 from workers.jobs.recommend.demand import Demands, demands
 from workers.jobs.recommend.forms import DEFAULTS, definition, forms
@@ -109,6 +110,7 @@ class Recommendation:
 
 def report(
     runner: Runner,
+    progress: Progress,
     arguments: argparse.Namespace,
     defaults: Defaults,
     rules: MatchingRules,
@@ -127,7 +129,7 @@ def report(
         JobError: the log cannot be read, does not reproduce itself, or has nothing to recommend a limit for.
         JobUsageError: the log does not have every decision.
     """
-    log = ReplayedLog.of(runner, arguments, period, tasks, whole, OVERVIEW)
+    log = ReplayedLog.of(runner, progress, arguments, period, tasks, whole, OVERVIEW)
     measured = forms(log, arguments.keys, defaults, FORMS)
     with without_collector():
         needed = demands(log.slices(MEASURE), Needs(measured, rules, arguments.max_ids), period.from_ms or 0)
