@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
 
@@ -23,9 +24,13 @@ from tests.ports import HOST
 from tests.service import Service, eventually, running
 from workers.decision_log import rows as logged_rows
 from workers.decision_log.rows import table
+from workers.decision_log.schema import SCHEMA
 from workers.jobs.audit.judge import AuditRules, Replay, judged
 from workers.jobs.audit.levels import LevelJudge
 from workers.jobs.audit.saved_replays import decode, encode
+from workers.jobs.whatif.simulation import Assumptions
+from workers.jobs.whatif.slices import encoded
+from workers.jobs.whatif.what_if import what_if
 
 Row = dict[str, Any]
 STEPS = 600
@@ -161,6 +166,13 @@ def test_saved_replay_goes_on_with_its_leases(rows: list[Row]):
             rest = dice.choice((bucket[cut:], faulty))
             assert list(judged(rest, AuditRules(), saved)) == list(judged(rest, AuditRules(), so_far))
     assert holds
+
+
+def test_leases_of_a_node_are_replayed(rows: list[Row]):
+    """In the caller's time, with peeks that the store does not number."""
+    logged = pa.Table.from_pylist(rows, schema=SCHEMA)
+    found = what_if(encoded([logged], by_store=False), {}, Assumptions(is_whole=True)).reproduction
+    assert found.reproduced == found.decisions > STEPS / 3, found
 
 
 def first(rows: list[Row], kind: str) -> Row:

@@ -344,6 +344,25 @@ def _numbers(batches: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
+def gaps_and_faults(
+    runner: Runner, whole: Callable[[], Sequence[LogPart]], found: Overview, period: Period
+) -> tuple[LogGaps, BatchFaults]:
+    """The gaps between batches, and the faults of batches.
+
+    If only a period is audited, batches may have rows outside of it: rows that seem to be missing are looked
+    for in the whole log.
+    """
+    gaps, faulty = gaps_in(found), faults(found)
+    begins_ms = found.first_ms
+    if period != Period() and (gaps.batches or gaps.beginning or faulty.batches):
+        everything = overview(runner, whole(), Period(), period, 0)
+        gaps, begins_ms = gaps_in(found, everything.batches), everything.first_ms
+        faulty = faults(found, everything)
+    if gaps.beginning:
+        faulty = faulty.since(begins_ms or 0)
+    return gaps, faulty
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A part of the log to read, without the rows that were read before.

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from app.terminal import escape_output, plain
+from app.terminal import escape_output, plain_lines
 from workers.arguments import PlainArgumentParser
 from workers.jobs.audit import job as audit
 from workers.jobs.backfill import job as backfill
 from workers.jobs.errors import JobError, JobUsageError
+from workers.jobs.recommend import job as recommend
+from workers.jobs.whatif import job as whatif
 
 if TYPE_CHECKING:  # pyarrow is slow to import, and --help does not need it
     from workers.jobs.files import FooterCheck, LogPart
@@ -29,6 +31,8 @@ if TYPE_CHECKING:  # pyarrow is slow to import, and --help does not need it
 JOBS: Final = {
     "backfill": (backfill, "compute what every filter and window should hold at a moment"),
     "audit": (audit, "prove from the log that the limits held"),
+    "whatif": (whatif, "replay the log under other quotas"),
+    "recommend": (recommend, "recommend limits from the log"),
 }
 """Module and summary of each job, by name. A module has ``add_arguments`` and ``run``; only ``run`` imports
 modules that compute, so that its help appears at once."""
@@ -112,10 +116,10 @@ def main(driver: Driver, argv: Sequence[str] | None = None) -> int:
     try:
         return cast("int", arguments.run(arguments, driver))
     except JobUsageError as error:
-        print(plain(f"quotagate: {parser.redacted(str(error))}"), file=sys.stderr)  # noqa: T201
+        print(f"quotagate: {plain_lines(map(parser.redacted, error.args))}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except JobError as error:
-        print(plain(f"quotagate: {error}"), file=sys.stderr)  # noqa: T201
+        print(f"quotagate: {plain_lines(error.args)}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
@@ -142,13 +142,22 @@ class _Files:
         return self.runner.each(run, range(self.partitions), share)
 
 
-def _run(function: Callable[[T], R], task: T) -> R:
-    """Run a task without the collector of cycles: it has millions of small lists, and no cycles."""
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable the collector of cycles within the block: jobs have millions of small objects."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return function(task)
+        yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
+
+
+def _run(function: Callable[[T], R], task: T) -> R:
+    """Run a task without the collector of cycles."""
+    with without_collector():
+        return function(task)
 
 
 def _scatter(function: Scatter[Any, R], task: tuple[Any, Path]) -> tuple[R, int]:

@@ -380,11 +380,12 @@ def _leases(rows: LogRows) -> pa.Array:
     for place in np.flatnonzero(among(rows.column("kind"), *LEASED)).tolist():
         said = change[place].as_py()
         if said is not None:
-            found[place] = {"lease": said["what"], "lease_ms": _lease_ms(said["after"])}
+            found[place] = {"lease": said["what"], "lease_ms": lease_ms_of(said["after"])}
     return pa.array(found, pa.struct([("lease", pa.string()), ("lease_ms", pa.int64())]))
 
 
-def _lease_ms(after: str | None) -> int | None:
+def lease_ms_of(after: str | None) -> int | None:
+    """How long the lease of a row lasts."""
     with suppress(TypeError, ValueError, KeyError, RecursionError):
         lease_ms = json.loads(after or "")["lease_ms"]
         return lease_ms if isinstance(lease_ms, int) and abs(lease_ms) < 2**63 else None

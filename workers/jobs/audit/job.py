@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from workers.jobs.errors import JobUsageError
+from workers.jobs.options import add_replay_options, check_replay_options
 
 if TYPE_CHECKING:
     from workers.jobs.command import Driver
 
-COMBINATIONS: Final = ("max", "sequential")
-CLOCKS: Final = ("store", "caller")
 LEAD_IN_HOURS: Final = 3.0
 GRACE_S: Final = 2.0
 
@@ -83,19 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long before and after a change of a quota the old and the new limit are both right; "
         "default: %(default)s",
     )
-    parser.add_argument(
-        "--combine-delays",
-        choices=COMBINATIONS,
-        default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", "max"),
-        help="how the nodes combine delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
-    )
-    parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default=os.environ.get("QUOTAGATE_CLOCK", "store"),
-        help="whose time the nodes use; the caller's time is not compared with the store's order; default: "
-        "QUOTAGATE_CLOCK, %(default)s",
-    )
+    add_replay_options(parser)
 
 
 def run(arguments: argparse.Namespace, driver: Driver) -> int:
@@ -109,14 +95,9 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     from workers.jobs.period import Period
     from workers.jobs.progress import progress
 
-    if not arguments.log:
-        raise JobUsageError("--log or QUOTAGATE_LOG_URL must be the URL of the decision log")
+    check_replay_options(arguments)
     if not 0 <= arguments.grace < math.inf or not 0 <= arguments.lead_in < math.inf:
         raise JobUsageError("--grace and --lead-in: must be 0 or more")
-    if arguments.combine_delays not in COMBINATIONS:  # argparse checks no defaults
-        raise JobUsageError(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
-    if arguments.clock not in CLOCKS:
-        raise JobUsageError(f"--clock: must be {' or '.join(CLOCKS)}")
     period = Period.of(arguments.from_, arguments.to)
     if arguments.state and period != Period():
         raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")

@@ -23,7 +23,8 @@ from workers.jobs.audit.limits import JudgedPeriod
 from workers.jobs.audit.replay import LateRowsError, ReplayRules, replay
 from workers.jobs.audit.scan import SavedRows, Scanned, ScanRules, scan
 from workers.jobs.audit.state import AuditState
-from workers.jobs.batches import BatchFaults, LogGaps, Overview, Task
+from workers.jobs.batches import Task
+from workers.jobs.charts import slice_of
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import LogPart, location_of
 from workers.jobs.folder import OutputFolder
@@ -33,9 +34,6 @@ from workers.jobs.runner import Runner
 LARGEST: Final = 20
 IN_PAGE: Final = 200
 """The most rows of a table that the page shows; the Parquet files have all."""
-SLICES: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
-"""The possible lengths of a slice of time in a chart, in milliseconds."""
-IN_CHART: Final = 150
 
 
 ROWS_OF_A_PARTITION: Final = 1_000_000
@@ -85,11 +83,11 @@ def audit(
         raise LateRowsError("rows are there again, in other hours")
     known.overview.add(overview)
     overview = known.overview
-    gaps, faults = _batches(runner, whole, overview, period)
+    gaps, faults = batches.gaps_and_faults(runner, whole, overview, period)
 
     is_whole = period.from_ms is None and not gaps.beginning
     known.judge_by(None if is_whole and not arguments.older else overview.ordered_ms)
-    slice_ms = next((one for one in SLICES if overview.judged_span_ms / one <= IN_CHART), SLICES[-1])
+    slice_ms = slice_of(overview.judged_span_ms)
     partitions = max(1, sum(task.rows for task in tasks) * VERDICTS_OF_A_DECISION // ROWS_OF_A_PARTITION)
     sequential = arguments.combine_delays == "sequential"
     rules = ScanRules(period, slice_ms, arguments.clock == "store", sequential, partitions)
@@ -176,25 +174,6 @@ def around(arguments: argparse.Namespace, period: Period) -> Period:
     A change that is logged after the period may be in force within it.
     """
     return period.widened(round(arguments.lead_in * HOUR_MS), round(arguments.grace * 1000) + 1)
-
-
-def _batches(
-    runner: Runner, whole: Callable[[], Sequence[LogPart]], overview: Overview, period: Period
-) -> tuple[LogGaps, BatchFaults]:
-    """The gaps between batches, and the faults of batches.
-
-    If only a period is audited, batches may have rows outside of it: rows that seem to be missing are looked
-    for in the whole log.
-    """
-    gaps, faults = batches.gaps_in(overview), batches.faults(overview)
-    begins_ms = overview.first_ms
-    if period != Period() and (gaps.batches or gaps.beginning or faults.batches):
-        everything = batches.overview(runner, whole(), Period(), period, 0)
-        gaps, begins_ms = batches.gaps_in(overview, everything.batches), everything.first_ms
-        faults = batches.faults(overview, everything)
-    if gaps.beginning:
-        faults = faults.since(begins_ms or 0)
-    return gaps, faults
 
 
 def _checked(scanned: Scanned, asked: pa.Table, name: str, period: Period) -> int:

@@ -1,0 +1,77 @@
+"""Traffic with planted abusers: tenants of very different sizes that behave, and a few that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from workers.generate.traffic import BROKERS, GENERATIONS, Event, Producer, Traffic
+
+LOOPING: Final = "looping"
+"""Restarts again and again, each time with a new id."""
+PER_BATCH: Final = "per-batch"
+"""Creates a producer for each batch."""
+STORMING: Final = "10.66.0."
+"""Addresses that connect and connect."""
+STORM_EVERY_MS, STORM_MS = 120_000, 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class AbusedTraffic(Traffic):
+    """Generated traffic whose principals behave, and three kinds of abusers.
+
+    The producers of a principal that behaves keep their ids, but for a restart now and then.
+
+    Attributes:
+        abuse: the share of asks that abusers make.
+        abusers: how many there are of each kind.
+        loop_ms: how long an id of a looping abuser lives.
+        restart_ms: how long an id of a producer lives that behaves, on average.
+    """
+
+    abuse: float = 0.05
+    abusers: int = 1
+    loop_ms: int = 2_000
+    restart_ms: int = 1_800_000
+
+    def stream(self, wanted: Callable[[int, bool], bool] | None = None) -> Iterator[Event]:
+        """Yield in order the events that ``wanted`` accepts; those of abusers replace others."""
+        for event in Traffic.stream(self):
+            dice = Random(f"{self.seed}/abuse/{event.number}")
+            drawn = dice.random()
+            if event.at_ms % STORM_EVERY_MS < STORM_MS and drawn > 0.5:
+                found = self._connection_of_a_storm(event, dice)
+            else:
+                found = self._looping(event, dice) if drawn < self.abuse else event
+            if wanted is None or wanted(found.rank, found.principal is None):
+                yield found
+
+    def _make_producers(self, rank: int) -> tuple[Producer, ...]:
+        dice = Random(f"{self.seed}/restarts/{rank}")
+        return tuple(
+            each._replace(
+                cause="steady" if dice.random() < 0.8 else "restart_loop",
+                period_ms=dice.randint(self.restart_ms // 2, self.restart_ms * 3 // 2),
+            )
+            for each in Traffic._make_producers(self, rank)
+        )
+
+    def _connection_of_a_storm(self, event: Event, dice: Random) -> Event:
+        ip, broker = f"{STORMING}{dice.randrange(self.abusers) + 1}", dice.choice(BROKERS)
+        return Event(event.number, event.at_ms, 0, None, None, (), (), 0, ip, broker)
+
+    def _looping(self, event: Event, dice: Random) -> Event:
+        which = dice.randrange(2 * self.abusers)
+        kind, ids = (PER_BATCH, event.number) if which % 2 else (LOOPING, event.at_ms // self.loop_ms)
+        id_ = (1_000_000 + which) * GENERATIONS + ids
+        name = f"{kind}-{which // 2}"
+        bytes_ = dice.choice((300, 3_000, 30_000))
+        return Event(event.number, event.at_ms, 0, name, "app", (id_,), ("per_batch",), bytes_, None, None)
+
+
+def is_abuser(entity: str | None) -> bool:
+    """Whether this is a principal or an address of an abuser, or its entity."""
+    name = (entity or "").partition("=")[2] or entity or ""
+    return name.startswith((LOOPING, PER_BATCH, STORMING))
