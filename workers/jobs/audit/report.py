@@ -118,7 +118,7 @@ def audit(
     times = JudgedPeriod(from_ms, (overview.last_ms or 0) - grace_ms, grace_ms)
     if stale := stale_limits.stale_uses(scanned.uses.table(), scanned.changes, scanned.factors, times):
         if known.files:
-            raise LateRowsError("limits did not stand, and all verdicts by them are counted")
+            raise LateRowsError("limits were not in force, and all verdicts by them are counted")
         found += scattered.gather(partial(stale_limits.stale_verdicts, stale, period), 0)
 
     lacks = bool(gaps.batches or scanned.counts["dropped"] or faults.missing)

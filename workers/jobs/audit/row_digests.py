@@ -1,6 +1,6 @@
 """A digest of each row of the log, from all of its columns: equal rows have equal digests in any file.
 
-A null is as good as a column that an older file lacks. The digests of a batch's rows add up, so their sum
+A null counts like a column that an older file lacks. The digests of a batch's rows add up, so their sum
 does not depend on how the rows are divided into files, nor on their order.
 """
 
@@ -34,7 +34,7 @@ def row_digests(rows: pa.Table, key: bytes) -> Digests:
 
 
 def _mixed(numbers: Digests, salt: np.uint64) -> Digests:
-    """Numbers spread over 64 bits (SplitMix64); 0 stays 0, as it stands for null."""
+    """Numbers spread over 64 bits (SplitMix64); 0 stays 0, since it means null."""
     mixed = np.where(numbers != 0, numbers ^ salt, np.uint64(0))
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         mixed = (mixed ^ (mixed >> shift)) * factor

@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     from workers.jobs.whatif.report import report
     from workers.jobs.whatif.terminal import differences, summary
 
-    check_replay_options(arguments)
     quotas = proposed(arguments.quotas, arguments.max_ids)
+    check_replay_options(arguments)
     period = Period.of(arguments.from_, arguments.to)
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("whatif") as bar:
