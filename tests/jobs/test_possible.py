@@ -14,6 +14,7 @@ import pytest
 
 from app.domain.oracle import Oracle
 from tests.jobs.audits import audit
+from tests.jobs.backfills import of_log
 from tests.jobs.logs import SECRET, OracleLog, Row, asks
 from workers.jobs.audit import findings
 from workers.jobs.errors import JobError
@@ -38,7 +39,7 @@ def of(rows: list[Row], algorithm: str) -> Row:
     )
 
 
-@pytest.mark.parametrize(
+IMPOSSIBLE = pytest.mark.parametrize(
     ("algorithm", "changed"),
     [
         *(("sampled_rate", {"sample_ms": value}) for value in (0, -1)),
@@ -51,6 +52,9 @@ def of(rows: list[Row], algorithm: str) -> Row:
     ],
     ids=str,
 )  # fmt: skip
+
+
+@IMPOSSIBLE
 def test_impossible_verdict_is_a_finding(
     honest: OracleLog, tmp_path: Path, algorithm: str, changed: dict[str, Any]
 ):
@@ -60,14 +64,37 @@ def test_impossible_verdict_is_a_finding(
     assert any(findings.CONTRADICTS in names for names in found.not_held.values()), found.not_held
 
 
-@pytest.mark.parametrize(
+@IMPOSSIBLE
+def test_backfill_refuses_a_log_with_an_impossible_verdict(
+    honest: OracleLog, tmp_path: Path, algorithm: str, changed: dict[str, Any]
+):
+    rows = copy.deepcopy(honest.rows)
+    of(rows, algorithm).update(changed)
+    with pytest.raises(JobError, match="a row that no node can have written: `quotagate audit` names it"):
+        of_log(honest.write(tmp_path / "log", rows))
+
+
+UNKNOWN_WORDS = pytest.mark.parametrize(
     "changed", [{"mode": "steal"}, {"mode": ""}, {"kind": "decisions"}, {"kind": ""}], ids=str
 )
+
+
+@UNKNOWN_WORDS
 def test_unknown_word_of_a_row_is_a_finding(honest: OracleLog, tmp_path: Path, changed: dict[str, str]):
     rows = copy.deepcopy(honest.rows)
     rows[50].update(changed)
     found = audit(honest.write(tmp_path / "log", rows))
     assert found.not_held[rows[50]["principal"]] >= {findings.CONTRADICTS}
+
+
+@UNKNOWN_WORDS
+def test_backfill_refuses_a_log_with_an_unknown_word(
+    honest: OracleLog, tmp_path: Path, changed: dict[str, str]
+):
+    rows = copy.deepcopy(honest.rows)
+    rows[50].update(changed)
+    with pytest.raises(JobError, match="a row that no node can have written"):
+        of_log(honest.write(tmp_path / "log", rows))
 
 
 def test_forged_verdict_with_a_usage_that_is_no_number_is_found(honest: OracleLog, tmp_path: Path):
