@@ -166,7 +166,7 @@ def _batches(
     begins_ms = overview.first_ms
     if period != Period() and (gaps.batches or gaps.beginning or faults.batches):
         everything = batches.overview(runner, whole(), Period(), period, 0)
-        gaps, begins_ms = batches.gaps_in(overview, everything.batches), everything.first_ms
+        gaps, begins_ms = batches.gaps_in(overview, everything), everything.first_ms
         faults = batches.faults(overview, everything)
     if gaps.beginning:
         faults = faults.since(begins_ms or 0)
