@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,7 +18,7 @@ from app.domain.oracle import Oracle
 from tests.jobs.audits import asked_of
 from tests.jobs.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log import schema
-from workers.decision_log.schema import HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY, with_secrets
+from workers.decision_log.schema import HOLDS, HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY, with_secrets
 from workers.jobs import batches, files
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import Fingerprints, FooterCheck, row_groups
@@ -100,6 +101,24 @@ def test_repeated_rows_count_once(folder: Path, logged: OracleLog):
 def test_whole_log_that_is_there_twice_counts_once(folder: Path, logged: OracleLog):
     logged.write(folder, name="again")
     assert len(read(folder)) == 180
+
+
+def test_sources_of_a_merged_file_are_not_read_while_they_stay(folder: Path, logged: OracleLog):
+    """A merged file may be the source of a larger one; files that name each other are all read."""
+    file = file_of(folder, 0)
+    table = pq.read_table(file, partitioning=None)
+    for name, holds in (("merged-1", ["part"]), ("merged-2", ["merged-1", "gone"])):
+        said = json.dumps([f"{each}.parquet" for each in holds])
+        merged = table.replace_schema_metadata({**table.schema.metadata, HOLDS: said})
+        pq.write_table(merged, file.with_name(f"{name}.parquet"))
+    paths = [path for task in row_groups(str(folder), WHOLE) for path, _ in task.files]
+    assert [path for path in paths if "hour=10" in path] == [str(file.with_name("merged-2.parquet"))]
+    assert len(read(folder)) == len(logged.rows)
+    circular = table.replace_schema_metadata({**table.schema.metadata, HOLDS: '["merged-2.parquet"]'})
+    pq.write_table(circular, file.with_name("merged-1.parquet"))
+    other = table.replace_schema_metadata({**table.schema.metadata, HOLDS: '["merged-1.parquet"]'})
+    pq.write_table(other, file.with_name("merged-2.parquet"))
+    assert len(read(folder)) == len(logged.rows)
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -21,6 +21,7 @@ from workers.decision_log.schema import (
     blaming,
     columns_of,
     footer,
+    held_by,
     hour_of,
     partition,
     readable,
@@ -189,11 +190,13 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
     for attempt in range(RETRIES):
         files, hours = _list_files(filesystem, root, period)
         found: list[tuple[str, int, int]] = []
+        holds: dict[str, set[str]] = {}
         try:
             with ThreadPoolExecutor(READERS) as pool:
                 footers = pool.map(lambda file: footer(file, filesystem), files)
                 for file, about in zip(files, footers, strict=True):
                     _check_hour(file, about)
+                    holds[file] = held_by(file, about)
                     if check is not None:
                         check(file, about)
                     rows = (about.row_group(group).num_rows for group in range(about.num_row_groups))
@@ -206,8 +209,26 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
             raise JobError(str(error)) from None
         if not found:
             raise JobError(_no_rows(name, period, hours))
-        return _tasks(url, found)
+        sources = _sources(holds)
+        return _tasks(url, [group for group in found if group[0] not in sources])
     raise AssertionError("the last attempt returns or raises")
+
+
+def _sources(holds: Mapping[str, Collection[str]]) -> set[str]:
+    """The files whose rows are in a merged file too: they stay for a while, as readers may have listed them.
+
+    Args:
+        holds: of each file, the names of those that it was merged from.
+    """
+    of = {file: {f"{file.rpartition('/')[0]}/{name}" for name in names} for file, names in holds.items()}
+    named = set[str]().union(*of.values())
+    left = [file for file in of if file not in named]  # the merged file of each row is one of these
+    sources: set[str] = set()
+    while left:
+        fresh = of.get(left.pop(), set()) - sources
+        sources |= fresh
+        left += fresh
+    return sources
 
 
 def _tasks(url: str, groups: Sequence[tuple[str, int, int]]) -> list[RowGroups]:
