@@ -17,6 +17,7 @@ from tests.jobs.audits import audit
 from tests.jobs.backfills import of_log
 from tests.jobs.logs import SECRET, OracleLog, Row, asks
 from workers.jobs.audit import findings
+from workers.jobs.audit.possible import EXAMPLES
 from workers.jobs.errors import JobError
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf)
@@ -46,7 +47,9 @@ IMPOSSIBLE = pytest.mark.parametrize(
         *(("sampled_rate", {"samples": value}) for value in (0, -1, 2**31 - 1)),
         *((kind, {name: value}) for kind in ("sampled_rate", "token_bucket", "producer_ids")
           for name in ("limit", "usage", "observed", "remaining") for value in NO_NUMBERS),
-        *(("token_bucket", {"burst": value}) for value in (math.nan, math.inf)),
+        *(("token_bucket", {"burst": value}) for value in (math.nan, math.inf, -1.0)),
+        *((kind, {"limit": -1.0}) for kind in ("sampled_rate", "token_bucket", "producer_ids")),
+        *(("producer_ids", {"observed": value}) for value in (-1.0, -1e308, 1e308)),
         *(("producer_ids", {name: 0}) for name in ("window_ms", "interval_ms", "ttl_ms")),
         *(("sampled_rate", {name: "x"}) for name in ("quota", "algorithm", "outcome", "enforcement")),
     ],
@@ -111,6 +114,24 @@ def test_large_content_of_a_bucket_ends_soon(honest: OracleLog, tmp_path: Path, 
     rows = copy.deepcopy(honest.rows)
     of(rows, "producer_ids")["observed"] = observed
     assert not audit(honest.write(tmp_path / "log", rows)).held
+
+
+@pytest.mark.parametrize("limit", [1e300, 2.0**63])
+@pytest.mark.parametrize("algorithm", ["sampled_rate", "token_bucket", "producer_ids"])
+def test_any_limit_ends_with_a_report(honest: OracleLog, tmp_path: Path, algorithm: str, limit: float):
+    rows = copy.deepcopy(honest.rows)
+    of(rows, algorithm).update(limit=limit)
+    audit(honest.write(tmp_path / "log", rows))
+
+
+def test_many_impossible_rows_are_counted_and_some_are_cases(honest: OracleLog, tmp_path: Path):
+    rows = copy.deepcopy(honest.rows)
+    for row in rows[:50]:
+        row["mode"] = "steal"
+    found = audit(honest.write(tmp_path / "log", rows))
+    assert sum(each["contradicts"] for each in found.principals.values()) == 50
+    assert len([case for case in found.cases if "steal" in case["logged"]]) == EXAMPLES
+    assert all(each["quota"] for each in found.rows("buckets"))
 
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63 - 1])
