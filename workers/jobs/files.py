@@ -28,7 +28,7 @@ from workers.decision_log.schema import (
     secrets_of,
 )
 from workers.jobs.errors import JobError
-from workers.jobs.period import Period, format_instant
+from workers.jobs.period import END_MS, Period, format_instant
 
 READERS: Final = 16
 """How many footers are read at a time: on an object store each is a round trip."""
@@ -49,9 +49,6 @@ FooterCheck = Callable[[str, pq.FileMetaData], None]
 """Checks a file by its name and footer; raises JobError or BadFileError."""
 
 NEEDED: Final = {field.name: not field.nullable for field in VERDICT}
-END_MS: Final = 253_402_300_800_000
-"""The end of the year 9999."""
-
 TEXTS: Final = tuple(field.name for field in SCHEMA if pa.types.is_string(field.type))
 """The columns that are read as dictionaries: their values repeat."""
 
@@ -208,7 +205,7 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
         except BadFileError as error:
             raise JobError(str(error)) from None
         if not found:
-            raise JobError(_no_rows(name, period, hours))
+            raise JobError(_no_rows(name, hours))
         sources = _sources(holds)
         return _tasks(url, [group for group in found if group[0] not in sources])
     raise AssertionError("the last attempt returns or raises")
@@ -280,11 +277,11 @@ def _list_files(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[l
     return files, sorted(set(hours.values()))
 
 
-def _no_rows(name: str, period: Period, hours: Sequence[int]) -> str:
+def _no_rows(name: str, hours: Sequence[int]) -> str:
     if not hours:
         return f"{name}: has no decision log: no file such as date=2026-11-21/hour=10/....parquet"
     first, last = (format_instant(hour)[:13] for hour in (hours[0], hours[-1]))
-    return f"{name}: no row in the period {period}; the log has hours {first} to {last} UTC"
+    return f"{name}: no row in the period; the log has hours {first} to {last} UTC"
 
 
 def location_of(url: str) -> StorageLocation:
