@@ -161,7 +161,7 @@ def run(frame: DataFrame, argv: Sequence[str]) -> int:
         raise JobUsageError(f"the data frame: lacks the columns {', '.join(missing)}")
     for field in SCHEMA:
         if field.name in frame.columns:
-            found = to_arrow_type(frame.schema[field.name].dataType)
+            found = to_arrow_type(frame.schema[field.name].dataType, timezone="UTC")
             for wrong in wrong_types(field.name, found, field.type):
                 raise JobUsageError(f"the data frame: {wrong}")
     return command.main(Frame(frame), [*argv, "--log", "frame"])
