@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from app.domain.oracle import Oracle
 from tests.jobs.logs import SECRET, OracleLog, asks
@@ -128,6 +129,25 @@ def test_data_frame_has_no_state(frame: DataFrame, tmp_path: Path, capsys: pytes
         frames.run(frame, ["audit", "--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]) == 2
     )
     assert capsys.readouterr().err.startswith("quotagate: --state: a state covers files of the log")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("at_ms", "timestamp_millis(at_ms)", "column at_ms: is timestamp.*, must be int64"),
+        ("place", "string(place)", "column place: is string, must be int32"),
+        (
+            "verdicts",
+            "transform(verdicts, each -> named_struct('quota', each.bucket_order))",
+            "column verdicts.quota: is int64, must be string",
+        ),
+    ],
+)
+def test_data_frame_with_another_type_is_refused_by_column(
+    frame: DataFrame, tmp_path: Path, name: str, changed: str, says: str
+):
+    with pytest.raises(JobUsageError, match=f"^the data frame: {says}$"):
+        frames.run(frame.withColumn(name, expr(changed)), ["audit", "--out", str(tmp_path / "out")])
 
 
 def test_empty_data_frame_is_refused(frame: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -50,6 +50,7 @@ class Processes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job in the processes of this machine; returns the exit code."""
+    command.prepare()
     return command.main(Processes(), argv)
 
 

@@ -101,6 +101,12 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def prepare() -> None:
+    """Prepare this process for a job, which it ends with."""
+    escape_output()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files in the scratch folder go
+
+
 def positive(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
@@ -109,8 +115,6 @@ def positive(text: str) -> int:
 
 def main(driver: Driver, argv: Sequence[str] | None = None) -> int:
     """Run a job; returns the exit code."""
-    escape_output()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files in the scratch folder go
     parser = command_line(driver)
     arguments = parser.parse_args(argv)
     try:

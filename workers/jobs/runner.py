@@ -86,7 +86,11 @@ class ProcessRunner:
             self._kept.callback(self._pool.shutdown, cancel_futures=True)
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is not None and self._pool is not None:
+            # The pool would wait for all tasks that it has handed out.
+            for process in dict(self._pool._processes or {}).values():  # noqa: SLF001  no public way until 3.14
+                process.terminate()
         self._kept.close()
 
     def each(self, function: Callable[[T], R], tasks: Sequence[T], share: float) -> Iterator[R]:
@@ -156,8 +160,11 @@ def without_collector() -> Iterator[None]:
 
 def _run(function: Callable[[T], R], task: T) -> R:
     """Run a task without the collector of cycles."""
-    with without_collector():
-        return function(task)
+    try:
+        with without_collector():
+            return function(task)
+    except MemoryError:
+        raise JobError("memory ran out; --processes 1 needs less") from None
 
 
 def _scatter(function: Scatter[Any, R], task: tuple[Any, Path]) -> tuple[R, int]:
@@ -168,10 +175,13 @@ def _scatter(function: Scatter[Any, R], task: tuple[Any, Path]) -> tuple[R, int]
         whole = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         [batch] = whole.to_batches() or [empty(whole.schema)]
         begin = 0
-        with ipc.new_file(file, whole.schema, options=OPTIONS) as writer:
-            for table in tables:
-                writer.write_batch(batch.slice(begin, table.num_rows))
-                begin += table.num_rows
+        try:
+            with ipc.new_file(file, whole.schema, options=OPTIONS) as writer:
+                for table in tables:
+                    writer.write_batch(batch.slice(begin, table.num_rows))
+                    begin += table.num_rows
+        except OSError as error:
+            raise JobError(f"{file.parent}: {error.strerror or error}; TMPDIR names another folder") from None
     return result, len(tables)
 
 

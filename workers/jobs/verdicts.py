@@ -163,15 +163,16 @@ SCHEMA: Final = pa.schema(
         ("bucket_order", pa.int64()),
     ]
 )
-TYPES: Final = tuple(zip(SCHEMA.names, SCHEMA.types, strict=True))
-OF_ASK: Final = BucketRow._fields[1 : BucketRow._fields.index("quota")]
-OF_VERDICT: Final = BucketRow._fields[BucketRow._fields.index("usage") :]
-"""The fields of a row before and after those of its quota; the first field is the key."""
 """A verdict of the store or of a node, and the fields of its ask that its bucket needs.
 
 ``applied`` packs the fields ``APPLIED``; ``by_store`` says that the row is a new decision of the store, whose
 limit must have been in force. The other columns are those of ``BucketRow``.
 """
+
+TYPES: Final = tuple(zip(SCHEMA.names, SCHEMA.types, strict=True))
+OF_ASK: Final = BucketRow._fields[1 : BucketRow._fields.index("quota")]
+OF_VERDICT: Final = BucketRow._fields[BucketRow._fields.index("usage") :]
+"""The fields of a row before and after those of its quota; the first field is the key."""
 
 NAMED: Final = ("renewal", "lease", "settlement", "undone", "undo")
 """The kinds of rows that name how a bucket was written."""

@@ -93,6 +93,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job on Spark; returns the exit code."""
+    command.prepare()
     return command.main(Spark(), argv)
 
 

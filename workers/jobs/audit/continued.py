@@ -100,7 +100,7 @@ def _from(
     folder: OutputFolder,
 ) -> tuple[dict[str, Any], AuditState]:
     try:
-        found = compare(runner, arguments.log, files, state.files, state.overview.batches, state.key, COMPARE)
+        found = compare(runner, arguments.log, files, state.files, state.key, COMPARE)
     except OtherLogError as error:
         raise refused(arguments.state, error) from None
     before = state.files

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from workers.decision_log.schema import HOUR_MS, MERGED, SCHEMA, hour_of
+from workers.decision_log.schema import MERGED, SCHEMA, hour_of
 from workers.jobs.audit.replay import LateRowsError
 from workers.jobs.audit.row_digests import Digests, row_digests
-from workers.jobs.batches import EDGE_MS, BatchSummary, Runs, groups_of, joined, runs_of
+from workers.jobs.batches import Runs, groups_of, joined, runs_of
 from workers.jobs.errors import JobError
 from workers.jobs.files import RowGroups, location_of, opened, row_groups
 from workers.jobs.period import Period
@@ -121,7 +121,6 @@ def compare(
     url: str,
     paths: Iterable[str],
     covered: Mapping[str, LogFile],
-    batches: Mapping[str, BatchSummary],
     key: bytes,
     share: float,
 ) -> Comparison:
@@ -130,7 +129,6 @@ def compare(
     Args:
         paths: the files of the log.
         covered: the files that the state covers, by their path within the log.
-        batches: the batches that the state covers.
         key: of the rows' digests.
         share: of the job's progress.
 
@@ -149,7 +147,7 @@ def compare(
                 f"files: {name}: its sha256 is {found}, must be {right}: it was changed since then"
             )
     new = sorted(inside.keys() - covered.keys())
-    known = _by_hour(batches)
+    known = _by_hour(covered)
     tasks = [(inside[name], known.get(hour_of(name) or 0, {}) if _is_merged(name) else {}) for name in new]
     sealed = dict(zip(new, runner.each(partial(_seal, url, key), tasks, share * 3 / 4), strict=True))
     files = {name: covered[name] for name in kept} | {name: each.file for name, each in sealed.items()}
@@ -183,12 +181,13 @@ def _hash(url: str, path: str) -> str:
     return found.hexdigest()
 
 
-def _by_hour(batches: Mapping[str, BatchSummary]) -> dict[int, dict[str, Runs]]:
-    """The places of the known rows, by the hours in which a batch may have rows."""
+def _by_hour(covered: Mapping[str, LogFile]) -> dict[int, dict[str, Runs]]:
+    """The places of the known rows, by the hour of their files and by batch."""
     found: dict[int, dict[str, Runs]] = defaultdict(dict)
-    for batch, summary in batches.items():
-        for at_ms in (summary.from_ms, summary.from_ms + EDGE_MS):
-            found[at_ms // HOUR_MS * HOUR_MS][batch] = summary.runs
+    for name, file in covered.items():
+        hour = found[hour_of(name) or 0]
+        for batch, content in file.batches.items():
+            hour[batch] = joined([*hour.get(batch, ()), *content.runs])
     return found
 
 

@@ -11,7 +11,7 @@ import io
 import json
 import secrets
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 from uuid import uuid4
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs
@@ -31,7 +32,7 @@ from workers.jobs.audit.covered_files import Content, LogFile
 from workers.jobs.audit.limits import FactorChange, LimitChange
 from workers.jobs.audit.replay import REPLAYS, Kept, LateRowsError
 from workers.jobs.audit.scan import ASKS, USES, SavedRows, Scanned
-from workers.jobs.batches import BatchSummary, Overview, Runs, joined
+from workers.jobs.batches import NO_NUMBERS, BatchSummary, Overview, Runs, WholeBatches, joined
 from workers.jobs.errors import JobError
 from workers.jobs.files import location_of, opened
 from workers.jobs.folder import RENAMES_AT_ONCE
@@ -50,10 +51,6 @@ BATCHES: Final = pa.schema(
         ("rows", pa.int64()),
         ("runs", RUNS),
         *((name, pa.int64()) for name in ("least", "most", "from_ms")),
-        (
-            "siblings",
-            pa.list_(pa.struct([("node", pa.string()), ("number", pa.int64()), ("at_ms", pa.int64())])),
-        ),
     ]
 )
 CONTENTS: Final = pa.schema(
@@ -65,7 +62,10 @@ _BAD: Final = (
 )
 """The errors of an archive that is no state."""
 
-TIMES: Final = tuple(each.name for each in fields(Overview) if each.name != "batches")
+WHOLE: Final = pa.schema(
+    [("node", pa.string()), ("number", pa.int64()), ("size", pa.int32()), ("from_ms", pa.int64())]
+)
+TIMES: Final = tuple(each.name for each in fields(Overview) if each.name.endswith("_ms"))
 
 
 class _Counts(msgspec.Struct):
@@ -73,6 +73,7 @@ class _Counts(msgspec.Struct):
 
     key: bytes
     times: dict[str, int | None]
+    siblings: list[tuple[str, int, int]]
     counts: dict[str, int]
     slices: list[tuple[int, str, int]]
     resets: list[tuple[str, str, list[int]]]
@@ -124,10 +125,17 @@ class AuditState:
 
     def overlaps(self, found: Overview) -> bool:
         """Whether rows of these batches are known already."""
+        known = self.overview.numbers()
+        for node, some in found.whole.items():
+            mine = known.get(node, NO_NUMBERS)
+            if any(np.isin(each.numbers, mine).any() for each in some):
+                return True
         for batch, summary in found.batches.items():
-            if (mine := self.overview.batches.get(batch)) is not None:
-                both = joined([*mine.runs, *summary.runs])
-                if sum(last - first + 1 for first, last in both) < mine.places + summary.places:
+            if self.overview.has_whole(batch):
+                return True
+            if (mine_ := self.overview.batches.get(batch)) is not None:
+                both = joined([*mine_.runs, *summary.runs])
+                if sum(last - first + 1 for first, last in both) < mine_.places + summary.places:
                     return True
         return False
 
@@ -187,6 +195,7 @@ class AuditState:
         counts = _Counts(
             self.key,
             {name: getattr(self.overview, name) for name in TIMES},
+            sorted(self.overview.siblings),
             dict(scanned.counts),
             [(from_ms, name, asks) for (from_ms, name), asks in scanned.slices.items()],
             [(*name, orders) for name, orders in scanned.resets.items()],
@@ -206,6 +215,7 @@ class AuditState:
             "counts.msgpack": msgspec.msgpack.encode(counts),
             "contents.parquet": _parquet(pa.Table.from_pylist(contents, CONTENTS)),
             "batches.parquet": _parquet(_batches(self.overview.batches)),
+            "whole.parquet": _parquet(_whole(self.overview.whole)),
             "asks.parquet": _parquet(scanned.asks.table()),
             "uses.parquet": _parquet(scanned.uses.table()),
             "rows.parquet": _parquet(pa.concat_tables([SCHEMA.empty_table(), *scanned.findings])),
@@ -277,7 +287,12 @@ class AuditState:
         return cls(
             {name: LogFile(hash_, batches[name]) for name, hash_ in header["files"].items()},
             counts.key,
-            Overview({row["batch"]: _summary(row) for row in table["batches"].to_pylist()}, **counts.times),
+            Overview(
+                {row["batch"]: _summary(row) for row in table["batches"].to_pylist()},
+                _whole_batches(table["whole"].cast(WHOLE)),
+                {(node, number, at_ms) for node, number, at_ms in counts.siblings},
+                **counts.times,
+            ),
             scanned,
             counts.twice,
             counts.log_from_ms,
@@ -341,7 +356,6 @@ def _batches(batches: Mapping[str, BatchSummary]) -> pa.Table:
             "least": each.least,
             "most": each.most,
             "from_ms": each.from_ms,
-            "siblings": [dict(zip(("node", "number", "at_ms"), one, strict=True)) for one in each.siblings],
         }
         for batch, each in batches.items()
     ]
@@ -349,8 +363,27 @@ def _batches(batches: Mapping[str, BatchSummary]) -> pa.Table:
 
 
 def _summary(row: Mapping[str, Any]) -> BatchSummary:
-    siblings = [(one["node"], one["number"], one["at_ms"]) for one in row["siblings"]]
-    return BatchSummary(row["rows"], _runs(row), row["least"], row["most"], row["from_ms"], siblings)
+    return BatchSummary(row["rows"], _runs(row), row["least"], row["most"], row["from_ms"])
+
+
+def _whole(whole: Mapping[str, Sequence[WholeBatches]]) -> pa.Table:
+    columns = [
+        pa.Table.from_arrays(
+            [pa.array([node] * len(each.numbers), pa.string()), *map(pa.array, each[1:])], schema=WHOLE
+        )
+        for node, some in whole.items()
+        for each in some
+    ]
+    return pa.concat_tables([WHOLE.empty_table(), *columns])
+
+
+def _whole_batches(table: pa.Table) -> dict[str, list[WholeBatches]]:
+    found = {}
+    for node in table.column("node").unique().to_pylist():
+        mine = table.filter(pc.equal(table["node"], node))
+        numbers, sizes, from_ms = (mine[name].to_numpy() for name in ("number", "size", "from_ms"))
+        found[node] = [WholeBatches(0, numbers, sizes, from_ms)]
+    return found
 
 
 def _runs(row: Mapping[str, Any]) -> Runs:
