@@ -339,10 +339,13 @@ class Admission:
     ) -> Work[None]:
         """Decide and record each ask: by its answer, or without one if none came."""
         arrived = iter(answers)
-        for place, each in enumerate(planned, 1):
+        weight = 0
+        for each in planned:
             answer = None if each.plan is None else next(arrived, None)
             self._record(each, *self._decide(each, answer, failure))
-            if place % STRIDE == 0:
+            weight += weight_of(len(each.ask.producer_ids or ()))  # ids are hashed for the log
+            if weight >= STRIDE:
+                weight = 0
                 yield
 
     def _decide(self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None) -> DecidedBy:
