@@ -87,7 +87,7 @@ def test_batch_of_an_older_writer_lacks_only_rows_before_its_last(some: list[int
 
 a_row = st.tuples(st.sampled_from("mn"), st.integers(1, 4), st.integers(0, 2))
 rows_of_tasks = st.lists(st.lists(st.lists(a_row, max_size=8), max_size=3), min_size=1, max_size=4)
-"""For each task its row groups, and their rows: node, number of the batch, and place; a batch has three rows."""
+"""For each task its row groups, and their rows: node, number of the batch, and place, of three in a batch."""
 SIZE = 3
 
 
