@@ -80,14 +80,14 @@ def _causes(found: Reproduction) -> str:
 
 
 def _table(overall: Compared) -> Iterator[str]:
-    yield f"{'':8} {'before':>14} {'after':>14}"
+    yield f"{'':9} {'before':>13} {'after':>14}"
     for outcome in OUTCOMES:
         before, after = overall.before.decisions[outcome], overall.after.decisions[outcome]
-        yield f"{outcome:8} {before:14,} {after:14,}"
+        yield f"{outcome:9} {before:13,} {after:14,}"
     waits = (duration(each.wait_ms) for each in (overall.before, overall.after))
-    yield f"{'waiting':8} {next(waits):>14} {next(waits):>14}"
+    yield f"{'all waits':9} {next(waits):>13} {next(waits):>14}"
 
 
 def _change(each: Compared) -> str:
-    waits = f"waiting {duration(each.before.wait_ms)} before, {duration(each.after.wait_ms)} after"
+    waits = f"all waits {duration(each.before.wait_ms)} before, {duration(each.after.wait_ms)} after"
     return f"{each.newly_refused:,} newly refused, {each.newly_admitted:,} newly admitted, {waits}"
