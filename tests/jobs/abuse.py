@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
@@ -15,6 +16,7 @@ PER_BATCH: Final = "per-batch"
 """Creates a producer for each batch."""
 STORMING: Final = "10.66.0."
 """Addresses that connect and connect."""
+EVENTS_OF_A_SHAPE: Final = 4_000
 STORM_EVERY_MS, STORM_MS = 120_000, 15_000
 
 
@@ -69,6 +71,37 @@ class AbusedTraffic(Traffic):
         name = f"{kind}-{which // 2}"
         bytes_ = dice.choice((300, 3_000, 30_000))
         return Event(event.number, event.at_ms, 0, name, "app", (id_,), ("per_batch",), bytes_, None, None)
+
+
+def drawn(seed: int) -> AbusedTraffic:
+    """Traffic of a shape that follows from a seed.
+
+    From 8 to 600 principals, alike or with most of the traffic in one of them, ask for 20 seconds to 11
+    minutes. Of each kind there are one to three abusers. A looping one, or one per batch, makes 60 to 200
+    asks; the looping ones begin 40 to 150 times, at least ten times as often as a producer that behaves. Each
+    storming address connects twice a second, or more often.
+    """
+    dice = Random(f"shape/{seed}")
+    abusers = dice.randint(1, 3)
+    rate = _between(dice, max(6.0, 4.0 * abusers), 200.0)
+    length_ms = EVENTS_OF_A_SHAPE / rate * 1_000
+    loop_ms = length_ms / dice.randint(40, 150)
+    return AbusedTraffic(
+        seed=seed,
+        events=EVENTS_OF_A_SHAPE,
+        rate=rate,
+        principals=round(_between(dice, 8, 600)),
+        zipf=dice.uniform(0.0, 2.3),
+        abuse=2 * abusers * dice.randint(60, 200) / EVENTS_OF_A_SHAPE,
+        abusers=abusers,
+        loop_ms=round(loop_ms),
+        restart_ms=round(_between(dice, max(60_000.0, 20 * loop_ms), 3_600_000.0)),
+    )
+
+
+def _between(dice: Random, least: float, most: float) -> float:
+    """A number of any order of magnitude between two."""
+    return math.exp(dice.uniform(math.log(least), math.log(most)))
 
 
 def is_abuser(entity: str | None) -> bool:

@@ -19,7 +19,7 @@ from app.domain.entity import Entity
 from app.domain.exact_ids import ExactIds
 from app.domain.ladder import MatchingRules
 from app.domain.oracle import IdsBucket, Oracle
-from app.domain.quota import Defaults
+from app.domain.quota import Defaults, Quota
 from tests.generate.test_write_log import ask_of
 from tests.jobs.logs import SECRET, START_MS, OracleLog, Row, asks
 from tests.jobs.logs import quotas as all_quotas
@@ -41,7 +41,7 @@ WHOLE = Assumptions(is_whole=True)
 class ExactOracle(Oracle):
     """The oracle with exact sets of ids, as replays have them."""
 
-    def _absent(self, quota):
+    def _absent(self, quota: Quota) -> Any:
         if quota.algorithm == "producer_ids":
             return IdsBucket(self.max_ids, ExactIds())
         return super()._absent(quota)

@@ -23,7 +23,7 @@ class Demand:
 
     Attributes:
         entity: as it is spelled; a name that no entity can have, such as a network, is that of its bucket.
-        needs: the number of asks by the limit that they needed.
+        needs: the number of asks by the limit that they needed, which may be a fraction of a whole limit.
         asks: their number.
         usage: the sum, in units of the limit; for producer ids, the number of new ids.
         first_ms, last_ms: the times of the first and the last ask.
