@@ -18,8 +18,12 @@ NAMED: Final = 10
 """How many principals are printed; the report has all."""
 
 
-def summary(report: WhatIfReport, out: str, took_s: float) -> str:
-    """The text for the terminal."""
+def summary(report: WhatIfReport, file: str, out: str, took_s: float) -> str:
+    """The text for the terminal.
+
+    Args:
+        file: the name of the file of quotas.
+    """
     found = report.what_if
     reproduction, overall = found.reproduction, found.overall
     counts = f"{reproduction.reproduced:,} of {reproduction.decisions:,}"
@@ -33,7 +37,19 @@ def summary(report: WhatIfReport, out: str, took_s: float) -> str:
     if touched:
         lines.append(f"{len(touched):,} of {len(found.principals):,} principals are touched; most of all:")
         lines += [f"  {plain(name_of(name))}: {_change(each)}" for name, each in touched[:NAMED]]
+    gone = [
+        f"{entity} {key}"
+        for (entity, key), outcome in found.quotas.items()
+        if outcome.limits_before and outcome.limit_after is None
+    ]
+    if gone:
+        more = ", …" if len(gone) > NAMED else ""
+        lines.append(
+            f"{len(gone):,} quotas of the log are not in the file, so they limit nobody: "
+            f"{', '.join(map(plain, gone[:NAMED]))}{more}"
+        )
     lines.append(f"{took_s:.0f} s; the report is {out}/report.html")
+    lines.append(f"next: quotagate quotas plan -f {file}")
     return "\n".join(lines)
 
 
