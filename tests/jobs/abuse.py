@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from workers.generate.traffic import BROKERS, GENERATIONS, Event, Producer, Traffic
+from workers.generate.traffic import BROKERS, DEPLOY_EVERY_MS, GENERATIONS, Event, Producer, Traffic
 
 LOOPING: Final = "looping"
 """Restarts again and again, each time with a new id."""
@@ -16,6 +17,7 @@ PER_BATCH: Final = "per-batch"
 """Creates a producer for each batch."""
 STORMING: Final = "10.66.0."
 """Addresses that connect and connect."""
+MOST_CONNECTIONS: Final = 20
 EVENTS_OF_A_SHAPE: Final = 4_000
 STORM_EVERY_MS, STORM_MS = 120_000, 15_000
 
@@ -24,7 +26,8 @@ STORM_EVERY_MS, STORM_MS = 120_000, 15_000
 class AbusedTraffic(Traffic):
     """Generated traffic whose principals behave, and three kinds of abusers.
 
-    The producers of a principal that behaves keep their ids, but for a restart now and then.
+    The producers of a principal that behaves keep their ids, but for a restart now and then. Their addresses
+    connect at most 20 times for each deployment.
 
     Attributes:
         abuse: the share of asks that abusers make.
@@ -40,9 +43,16 @@ class AbusedTraffic(Traffic):
 
     def stream(self, wanted: Callable[[int, bool], bool] | None = None) -> Iterator[Event]:
         """Yield in order the events that ``wanted`` accepts; those of abusers replace others."""
-        for event in Traffic.stream(self):
-            dice = Random(f"{self.seed}/abuse/{event.number}")
+        connected: Counter[tuple[str | None, int]] = Counter()
+        for made in Traffic.stream(self):
+            dice = Random(f"{self.seed}/abuse/{made.number}")
             drawn = dice.random()
+            deployment = made.at_ms // DEPLOY_EVERY_MS
+            connected[made.ip, deployment] += made.principal is None
+            if connected[made.ip, deployment] <= MOST_CONNECTIONS:
+                event = made
+            else:
+                event = self._batch(made.number, made.at_ms, made.rank, dice.random(), dice.random())
             if event.at_ms % STORM_EVERY_MS < STORM_MS and drawn > 0.5:
                 found = self._connection_of_a_storm(event, dice)
             else:

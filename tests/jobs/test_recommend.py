@@ -62,7 +62,7 @@ class Ran(NamedTuple):
     @property
     def outliers(self) -> set[str]:
         """The names of the outliers."""
-        return {Entity.parse(row["entity"]).parts[0][1] for row in self.rows("outliers")}
+        return {str(Entity.parse(row["entity"]).parts[0][1]) for row in self.rows("outliers")}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = pq.read_table(self.folder / table).to_pylist()

@@ -369,7 +369,7 @@ def _abnormal(quota: str, demand: Demand, spread: float) -> float:
     if not _loops(quota, demand):
         return max(ABNORMAL_IDS if quota == PRODUCER_IDS_RATE else ABNORMAL, spread)
     often = min(late_ids_of_an_ask(demand) / MANY_IDS_OF_AN_ASK, 1.0)
-    return LOOPING_IDS * often**-LOOPING_POWER
+    return LOOPING_IDS / math.pow(often, LOOPING_POWER)
 
 
 def late_ids_of_an_ask(demand: Demand) -> float:
