@@ -171,7 +171,7 @@ def test_empty_period_is_refused(good: Path):
 def test_folder_without_a_log_is_refused(tmp_path: Path):
     with pytest.raises(JobError, match="has no decision log"):
         row_groups(str(tmp_path), Period())
-    with pytest.raises(JobError, match="nowhere: cannot be listed"):
+    with pytest.raises(JobError, match="nowhere: has no decision log"):
         row_groups(str(tmp_path / "nowhere"), Period())
     with pytest.raises(JobError, match="nowhere://"):
         row_groups("nowhere://bucket/log", Period())

@@ -146,6 +146,24 @@ class TestAdversaries:
         assert not found.outliers
         assert found.own[0].entity == "user=large"
 
+    @pytest.mark.parametrize(("asks_of_an_id", "is_outlier"), [(9, False), (4, True)])
+    def test_producers_that_restart_at_times_are_no_loop(self, asks_of_an_id: int, is_outlier: bool) -> None:
+        """Four times the ids of peers, or nine times, which come late as well."""
+        ids = [float(1 + number // asks_of_an_id) for number in range(300)]
+        found = chosen(IDS, [*teams(30), demand("user=restarting", ids, IDS)])
+        assert [each.entity for each in (found.outliers or found.own)] == ["user=restarting"]
+        assert bool(found.outliers) is is_outlier
+
+    @pytest.mark.parametrize(("need", "is_outlier"), [(1.9, False), (2.1, True)])
+    def test_a_storm_is_found_though_whole_limits_hide_it(self, need: float, is_outlier: bool) -> None:
+        """All others need the limit 1, and this one 2 or 3."""
+        quiet = [demand(f"ip=10.0.0.{n}", [0.09 + n / 100] * 20, CONNECTIONS) for n in range(30)]
+        found = chosen(CONNECTIONS, [*quiet, demand("ip=10.1.1.1", [need] * 100, CONNECTIONS)])
+        assert [each.entity for each in (found.outliers or found.own)] == ["ip=10.1.1.1"]
+        assert bool(found.outliers) is is_outlier
+        assert found.default is not None
+        assert (found.default.limit, found.default.need) == (1, 1)
+
     def test_half_of_the_traffic_from_one_principal(self) -> None:
         """Traffic explains its need, so it gets a limit of its own, and the default is for the others."""
         small = [demand(f"user=team-{number}", [0.1, 0.2, 0.3] * 10) for number in range(100)]

@@ -19,7 +19,7 @@ from app.domain.entity import Entity
 from app.domain.exact_ids import ExactIds
 from app.domain.ladder import MatchingRules
 from app.domain.oracle import IdsBucket, Oracle
-from app.domain.quota import Defaults
+from app.domain.quota import Defaults, Quota
 from tests.generate.test_write_log import ask_of
 from tests.jobs.logs import SECRET, START_MS, OracleLog, Row, asks
 from tests.jobs.logs import quotas as all_quotas
@@ -41,7 +41,7 @@ WHOLE = Assumptions(is_whole=True)
 class ExactOracle(Oracle):
     """The oracle with exact sets of ids, as replays have them."""
 
-    def _absent(self, quota):
+    def _absent(self, quota: Quota) -> Any:
         if quota.algorithm == "producer_ids":
             return IdsBucket(self.max_ids, ExactIds())
         return super()._absent(quota)
@@ -59,6 +59,14 @@ def logged(seed: int, count: int = 400, gaps: tuple[int, ...] = (0, 5, 40, 120, 
     made = Fresh()
     made.run(asks(seed, ["a", "b", "c"]), count, gaps, seed)
     return made
+
+
+def _denied(row: Row) -> Row | None:
+    """A decision as ``QUOTAGATE_LOG=denied`` leaves it: refusals, and the ids that others charged."""
+    if row["decision"] != "admit" or any(verdict["outcome"] != "admit" for verdict in row["verdicts"]):
+        return row
+    ids = [verdict for verdict in row["verdicts"] if verdict["charged_ids"]]
+    return row | {"kind": "ids", "decision": None, "verdicts": ids} if ids else None
 
 
 def table(rows: list[Row]) -> pa.Table:
@@ -315,6 +323,21 @@ class TestCauses:
         row = next(row for row in made.rows if row["ids"] and row["verdicts"][0]["charged_ids"])
         with pytest.raises(PartialLogError):
             replayed([*made.rows, row | {"kind": "ids", "order": made.order}])
+
+    @pytest.mark.parametrize("has_ids", [True, False])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_a_lead_in_of_refusals_alone(self, seed: int, has_ids: bool) -> None:
+        """The nodes logged refusals alone at first, and then everything."""
+        made, asked = Fresh(), asks(seed, ["a", "b", "c"])
+        if not has_ids:
+            asked = (replace(ask, producer_ids=None) for ask in asked)
+        made.run(asked, 800, (0, 40, 400, 1_500), seed)
+        from_ms = made.rows[300]["at_ms"] + 1
+        rows = [row for row in map(_denied, made.rows[:300]) if row] + made.rows[300:]
+        found = replayed(rows, how=Assumptions(from_ms=from_ms)).reproduction
+        assert found.decisions == sum(row["at_ms"] >= from_ms for row in rows)
+        assert found.causes.keys() == {"older"}, found
+        assert found.reproduced > 100, found
 
 
 class TestTampering:

@@ -180,6 +180,14 @@ def test_half_of_the_limits_are_decided_as_the_oracle_does(generated: Path, what
     assert 'class="usage"' in page
     assert 'class="after"' in page
     assert "newly refused" in ran.out
+    assert "not in the file" not in ran.out
+    assert ran.out.endswith(f"next: quotagate quotas plan -f {ran.folder.parent / 'quotas.yaml'}\n")
+
+
+def test_quotas_that_the_file_lacks_are_named(generated: Path, whatif: Command):
+    ran = whatif(generated, text_of({"user=*": DEFINITIONS["user=*"]}))
+    gone = "ip=* connection_creation_rate, listener=* max_connection_creation_rate"
+    assert f"2 quotas of the log are not in the file, so they limit nobody: {gone}\n" in ran.out
 
 
 def test_too_many_refusals_are_exit_code_1(generated: Path, whatif: Command):

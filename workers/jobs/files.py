@@ -286,7 +286,8 @@ def _check_hour(file: str, about: pq.FileMetaData) -> None:
 def _list_files(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[list[str], list[int]]:
     """The files of a period, chosen by the names of their folders; and all hours of the log."""
     try:
-        entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+        everything = fs.FileSelector(root, recursive=True, allow_not_found=True)
+        entries = filesystem.get_file_info(everything)
     except (OSError, pa.ArrowException) as error:
         raise JobError(f"{root}: cannot be listed: {' '.join(str(error).split())}") from None
     hours = {
@@ -302,7 +303,10 @@ def _list_files(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[l
 
 def _no_rows(name: str, hours: Sequence[int]) -> str:
     if not hours:
-        return f"{name}: has no decision log: no file such as date=2026-11-21/hour=10/....parquet"
+        return (
+            f"{name}: has no decision log: no file such as date=2026-11-21/hour=10/....parquet; rows are "
+            "written within five seconds"
+        )
     first, last = (format_instant(hour)[:13] for hour in (hours[0], hours[-1]))
     return f"{name}: no row in the period; the log has hours {first} to {last} UTC"
 

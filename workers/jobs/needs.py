@@ -8,20 +8,18 @@ limit, holds up about a share of 1 - q of the asks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from app.domain.ladder import MatchingRules, Quotas, applied_quotas
+from app.domain.ladder import MatchingRules, Quotas
 from app.domain.oracle import key_of
 from app.domain.quota import Quota
 from app.domain.usage import usage_field
 from workers.jobs.whatif.buckets import Bucket, Ids, Rate, new_bucket
+from workers.jobs.whatif.matching import QuotaMatcher
 from workers.jobs.whatif.quota_form import QuotaForm
 from workers.jobs.whatif.rows import LoggedAsk, LoggedCaller
-from workers.jobs.whatif.slices import RowDecoder, RowSlice
-
-RULES: Final = MatchingRules()
 
 
 class Need(NamedTuple):
@@ -107,9 +105,13 @@ class Needs:
     """
 
     quotas: Quotas
-    rules: MatchingRules = RULES
+    rules: MatchingRules
     max_ids: int = 1_000_000
     buckets: dict[tuple[object, ...], Bucket | TokenDemand] = field(default_factory=dict)
+    _matcher: QuotaMatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._matcher = QuotaMatcher(self.quotas, self.rules)
 
     def of(self, ask: LoggedAsk) -> Iterator[Need]:
         """Charge an ask, and give the limit that it needed of each quota; peeks and refunds need none."""
@@ -139,7 +141,7 @@ class Needs:
 
     def _plan(self, caller: LoggedCaller) -> list[_Planned]:
         plan = []
-        for applied in applied_quotas(caller.ask(), self.quotas, self.rules):
+        for applied, _ in self._matcher.matches(caller):
             quota, key = applied.quota, key_of(applied)
             free = replace(quota, limit=math.inf, max_debt=math.inf)
             found = self.buckets.get(key)
@@ -151,19 +153,6 @@ class Needs:
             plan.append(_Planned(quota, applied.entity, applied.bucket, found, form, place, per_unit))
         caller.plan = plan
         return plan
-
-
-def needs(slices: Iterable[RowSlice], quotas: Quotas, rules: MatchingRules = RULES) -> Iterator[Need]:
-    """The limits that the asks of a log needed, in the store's order.
-
-    Args:
-        slices: the rows of the log, as ``what_if`` takes them.
-        quotas: see ``Needs``.
-    """
-    replay = Needs(quotas, rules)
-    for row in RowDecoder().rows(slices):
-        if isinstance(row, LoggedAsk):
-            yield from replay.of(row)
 
 
 def _unlimited(quota: Quota, free: Quota, max_ids: int) -> Bucket | TokenDemand:

@@ -59,6 +59,18 @@ class Period:
         return is_begun and (self.from_ms is None or hour_ms + HOUR_MS > self.from_ms)
 
 
+def partial_log(work: str, period: Period) -> str:
+    """The text of an error: a log that leaves decisions out is no basis for this work.
+
+    Args:
+        work: the name of the log, and of the work.
+    """
+    return (
+        f"{work} needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves out admitted "
+        "asks, as QUOTAGATE_LOG=denied does; if the nodes log all since a later time, begin there: --from"
+    )
+
+
 def parse_instant(field: str, text: str | None) -> int | None:
     """An ISO 8601 instant in milliseconds; UTC unless it has an offset.
 

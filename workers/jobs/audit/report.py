@@ -28,7 +28,7 @@ from workers.jobs.charts import slice_of
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import LogPart, location_of
 from workers.jobs.folder import OutputFolder
-from workers.jobs.period import Period
+from workers.jobs.period import Period, partial_log
 from workers.jobs.runner import Runner
 
 LARGEST: Final = 20
@@ -187,10 +187,7 @@ def _checked(scanned: Scanned, asked: pa.Table, name: str, period: Period) -> in
     # A bucket with charges proves that asks were admitted, although the log has no admitted ask.
     leaves_out_admitted = counts["ever_held"] and not counts["ever_admitted"]
     if counts["apart"] or (counts["from_store"] and not counts["admitted"] and leaves_out_admitted):
-        raise JobUsageError(
-            f"{name}: the audit needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves "
-            "out admitted asks, as QUOTAGATE_LOG=denied does"
-        )
+        raise JobUsageError(partial_log(f"{name}: the audit", period))
     asks = pc.sum(asked["asks"]).as_py()
     if not asks:
         raise JobError(f"{name}: no decision in the period {period}")

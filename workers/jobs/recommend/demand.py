@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from app.domain.quota import KEYS
 from workers.jobs.needs import Need, Needs
 from workers.jobs.whatif.quota_form import THROTTLE
 from workers.jobs.whatif.rows import LoggedAsk
@@ -24,7 +23,7 @@ class Demand:
 
     Attributes:
         entity: as it is spelled; a name that no entity can have, such as a network, is that of its bucket.
-        needs: the number of asks by the limit that they needed.
+        needs: the number of asks by the limit that they needed, which may be a fraction of a whole limit.
         asks: their number.
         usage: the sum, in units of the limit; for producer ids, the number of new ids.
         first_ms, last_ms: the times of the first and the last ask.
@@ -53,8 +52,7 @@ class Demand:
         self.usage += need.usage
         if self.asks & (self.asks - 1) == 0:
             self.usage_after.append(self.usage)
-        least = math.ceil(need.limit) if KEYS[need.quota].integer_limit else need.limit
-        self.needs[rounded_up(least)] += 1
+        self.needs[rounded_up(need.limit)] += 1
 
     @property
     def late(self) -> tuple[float, int]:

@@ -61,6 +61,13 @@ MANY_IDS: Final = 100
 MANY_IDS_OF_AN_ASK: Final = 0.25
 """Of so many new ids in all, and so many late with an ask, no behaviour of peers is an excuse."""
 
+LOOPING_POWER: Final = math.log(ABNORMAL_IDS / LOOPING_IDS, MANY_IDS_OF_AN_ASK / LATE_IDS_OF_AN_ASK)
+"""The power with which that need falls from the one to the other, as new ids come more often."""
+
+LEAST_COMPARED: Final = {CONNECTION_CREATION_RATE: 0.4}
+"""Smaller needs do not differ in a comparison. Needs are compared as rates: of whole limits, most addresses
+need 1 and a storm 3, which hides how far they are apart."""
+
 MOST_OF_NEED: Final = 1.5
 """A whole limit is at most this times the need, unless more headroom is asked for: 1 stays 1, 2 becomes 3."""
 
@@ -176,7 +183,7 @@ class _Judged:
     """The needs of a quota key.
 
     Attributes:
-        needs: of each entity that needs any limit.
+        needs: of each entity that needs any limit, as a rate.
         typical: the needs that their peers let expect, as far as there are enough peers.
         abnormal: the entities that need too much.
     """
@@ -191,7 +198,9 @@ class _Judged:
     def of(cls, quota: str, default: str, demands: Iterable[Demand], basis: Basis) -> Self:
         quantiles = ((demand, demand.quantile(basis.quantile)) for demand in demands)
         needs = [(demand, need) for demand, need in quantiles if need > 0]
-        typical, abnormal = _compared(quota, needs) if default in COMPARED else ({}, set())
+        least = LEAST_COMPARED.get(quota, 0.0)
+        compared = [(demand, max(need, least)) for demand, need in needs]
+        typical, abnormal = _compared(quota, compared) if default in COMPARED else ({}, set())
         if quota == PRODUCER_IDS_RATE:
             abnormal |= {
                 demand.entity
@@ -207,8 +216,13 @@ class _Judged:
             named: outliers for any key. They get no limit, and count for the default only if all others are
                 abnormal here.
         """
+        is_whole = KEYS[self.quota].integer_limit
         by_need = sorted(
-            ((demand, need) for demand, need in self.needs if demand.entity not in self.abnormal),
+            (
+                (demand, math.ceil(need) if is_whole else need)
+                for demand, need in self.needs
+                if demand.entity not in self.abnormal
+            ),
             key=lambda one: one[1],
         )
         normal = [one for one in by_need if one[0].entity not in named] or by_need
@@ -352,9 +366,10 @@ def _abnormal(quota: str, demand: Demand, spread: float) -> float:
     Args:
         spread: how far their needs are apart, as a factor.
     """
-    if _loops(quota, demand):
-        return LOOPING_IDS
-    return max(ABNORMAL_IDS if quota == PRODUCER_IDS_RATE else ABNORMAL, spread)
+    if not _loops(quota, demand):
+        return max(ABNORMAL_IDS if quota == PRODUCER_IDS_RATE else ABNORMAL, spread)
+    often = min(late_ids_of_an_ask(demand) / MANY_IDS_OF_AN_ASK, 1.0)
+    return LOOPING_IDS / math.pow(often, LOOPING_POWER)
 
 
 def late_ids_of_an_ask(demand: Demand) -> float:

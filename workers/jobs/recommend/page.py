@@ -68,7 +68,7 @@ def _outliers(made: Recommendation) -> Iterable[str]:
         if each.default
     ]
     if chart:
-        yield "<p>Needs of outliers; the bound is the default.</p>"
+        yield "<p>Needs of outliers. The bound is the default, and bars end at three times it.</p>"
         yield bars(chart[:IN_CHART], "needs of outliers")
 
 

@@ -61,6 +61,7 @@ def summary(made: Recommendation, out: str, took_s: float) -> str:
             *effects(made),
             *notes(made),
             f"{took_s:.0f} s; the limits are {out}/quotas.yaml, the report is {out}/report.html",
+            f"next: quotagate quotas plan -f {out}/quotas.yaml --only-named",
         ]
     )
 
@@ -78,7 +79,7 @@ def _table(made: Recommendation) -> Iterator[str]:
 def _outlier_lines(made: Recommendation) -> Iterator[str]:
     lines = [outlier_line(each.quota, outlier) for each in made.found for outlier in each.outliers]
     if lines:
-        yield "Outliers get no limit of their own for any key; look at them first:"
+        yield "Outliers get no limit of their own for any key. Look at them first; add those that are right:"
         yield from (f"  {plain(line)}" for line in lines[:NAMED])
         if len(lines) > NAMED:
             yield f"  and {len(lines) - NAMED:,} more, in the table `outliers`"
@@ -112,7 +113,8 @@ def notes(made: Recommendation) -> Iterator[str]:
         if each.default is None:
             yield f"No limit for {each.quota}: all of its {len(each.outliers):,} entities are outliers."
     if made.to_ms - made.from_ms < 7 * DAY_MS:
-        yield f"The log has {duration(made.to_ms - made.from_ms)}; a week has every hour and every weekday."
+        covered = duration(made.to_ms - made.from_ms)
+        yield f"The log covers {covered}; a week would have every hour and every weekday."
     if needed.refused:
         yield (
             f"The quotas of the log refused {needed.refused:,} of {needed.asks:,} asks; one that came again "

@@ -51,6 +51,14 @@ class CauseFinder:
             return "unordered"
         return "local" if ask.source == "local" else None
 
+    def may_be_older(self, form: QuotaForm, at_ms: int) -> bool:
+        """Whether a bucket may hold something from before the log began."""
+        if self.is_whole or self.began_ms is None:
+            return False
+        quota = form.quota
+        lasts_ms = max(quota.layers.ttl_ms, quota.window_ms) if form.counts_ids else form.kept_ms
+        return at_ms - self.began_ms < lasts_ms
+
     def of_bucket(
         self, ask: LoggedAsk, verdict: VerdictOfAsk, followed: FollowedBucket, form: QuotaForm
     ) -> Cause | None:
@@ -62,10 +70,9 @@ class CauseFinder:
             return "clock"
         if verdict.order is not None:
             return "slots"
-        if not self.is_whole and self.began_ms is not None:
-            lasts_ms = max(quota.layers.ttl_ms, quota.window_ms) if form.counts_ids else 0
-            if not followed.is_seen or ask.at_ms - self.began_ms < lasts_ms:
-                return "older"
+        is_known = followed.is_seen and not (form.counts_ids and self.may_be_older(form, ask.at_ms))
+        if not self.is_whole and not is_known:
+            return "older"
         if ask.at_ms - followed.late_ms < (quota.window_ms if form.counts_ids else form.kept_ms):
             return "late"
         changed_ms = self._quotas_ms.get(verdict.quota.applied.entity, -math.inf)

@@ -61,6 +61,13 @@ class FollowedBucket:
         empty(self.bucket)
         self.is_seen, self.doubt, self.doubt_ms = True, "reset", at_ms
 
+    def forget(self) -> None:
+        """Know nothing of it but ids, which every log names."""
+        if not isinstance(self.bucket, Ids):
+            empty(self.bucket)
+        self.is_seen, self.doubt = False, None
+        self.charges.clear()
+
     def begin_doubt(self, cause: Cause, at_ms: int) -> None:
         """Note that the state does not follow from the log; the first cause is kept."""
         if self.doubt is None:

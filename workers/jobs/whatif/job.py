@@ -90,6 +90,6 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
             "its asks were not tried under other quotas",
             f" Counts are in {arguments.out}/summary.json.",
         )
-    print(summary(found, arguments.out, time.monotonic() - began))  # noqa: T201  the result
+    print(summary(found, arguments.quotas, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     allowed = arguments.fail_if_refused
     return 1 if allowed is not None and found.what_if.overall.newly_refused > allowed else 0

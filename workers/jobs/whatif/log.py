@@ -12,7 +12,7 @@ from workers.decision_log.schema import HOUR_MS
 from workers.jobs import batches
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import LogPart, location_of
-from workers.jobs.period import Period
+from workers.jobs.period import Period, partial_log
 from workers.jobs.progress import Progress
 from workers.jobs.runner import Runner, without_collector
 from workers.jobs.whatif.reproduction import PartialLogError
@@ -118,10 +118,7 @@ class ReplayedLog:
             with without_collector():
                 found = what_if(self.slices(share), quotas, assumptions)
         except PartialLogError:
-            raise JobUsageError(
-                f"{self.name}: a replay needs every decision, a log of QUOTAGATE_LOG=all; this one, "
-                f"{self.period}, leaves out admitted asks, as QUOTAGATE_LOG=denied does"
-            ) from None
+            raise JobUsageError(partial_log(f"{self.name}: a replay", self.period)) from None
         if not found.reproduction.decisions:
             raise JobError(f"{self.name}: no decision in the period {self.period}")
         return found

@@ -46,7 +46,7 @@ def html(report: WhatIfReport) -> str:
                     (outcome, *(number(each.decisions[outcome]) for each in _worlds(found.overall)))
                     for outcome in OUTCOMES
                 ]
-                + [("waiting", *(duration(each.wait_ms) for each in _worlds(found.overall)))]
+                + [("all waits", *(duration(each.wait_ms) for each in _worlds(found.overall)))]
                 + [
                     (name, *(number(getattr(each, field)) for each in _worlds(found.overall)))
                     for name, field in (
@@ -125,7 +125,7 @@ def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str
         return
     yield table(
         ["principal", "#asks", "#newly refused", "#newly admitted", "#refused before", "#refused after",
-         "#waiting before", "#waiting after"],
+         "#all waits before", "#all waits after"],
         [
             (
                 name_of(name),

@@ -120,6 +120,7 @@ class ReproductionCheck:
         """By quota key and name, and then by the quota's identity: another one starts an empty bucket."""
         self._has_admitted = False
         self._has_charges = False
+        self._lead_in_differs = False
 
     def change(self, row: LoggedChange) -> None:
         """Apply a row that is no ask."""
@@ -139,18 +140,21 @@ class ReproductionCheck:
             counts: whether the ask is among those that are compared; one of the lead-in is only followed.
 
         Raises:
-            PartialLogError: the row says that decisions are missing.
+            PartialLogError: the row is not of the lead-in, and says that decisions are missing.
         """
         if self._causes.began_ms is None:
             self._causes.began_ms = ask.at_ms
+        if counts and self._lead_in_differs:
+            self._begin_anew(ask.at_ms)
         if ask.kind != "decision":
-            self._follow_other(ask)
+            self._follow_other(ask, counts=counts)
             return
         if not self._has_admitted and ask.source == "store":
             self._has_admitted = ask.rank == 0
             self._has_charges = self._has_charges or any((each.observed or 0) > 0 for each in ask.verdicts)
         cause = self._decision(ask)
         if not counts:
+            self._lead_in_differs |= cause == "other"
             return
         found = self.found
         found.decisions += 1
@@ -170,6 +174,15 @@ class ReproductionCheck:
             raise PartialLogError("it leaves out admitted asks, as QUOTAGATE_LOG=denied does")
         if found.is_implausible:
             found.causes["other"] += found.causes.pop("false_positive", 0)
+
+    def _begin_anew(self, at_ms: int) -> None:
+        """Begin after a lead-in that leaves decisions out as in the middle of a log."""
+        self._lead_in_differs = False
+        self._causes.began_ms = at_ms
+        self.found.examples.clear()
+        for by_identity in self._buckets.values():
+            for followed in by_identity.values():
+                followed.forget()
 
     def _target(self, logged: VerdictQuota) -> FollowedQuota:
         """The bucket of a logged quota, and the quota's forms."""
@@ -273,6 +286,8 @@ class ReproductionCheck:
             elif mode != "peek" or at_ms >= bucket.newest_ms - form.clock_window_ms:
                 self._differs(ask, verdict, followed, form, shown, expected, causes)
             # else only the copy that was looked at moved with the clock
+            if not followed.is_seen and self._causes.may_be_older(form, at_ms):
+                followed.begin_doubt("older", at_ms)  # samples without usage do not show, but begin a window
             followed.is_seen = True
             followed.limit, followed.burst = form.limit, form.quota.burst
 
@@ -325,7 +340,7 @@ class ReproductionCheck:
             elif ask.source == "fallback":
                 followed.late_ms = ask.at_ms
 
-    def _follow_other(self, ask: LoggedAsk) -> None:
+    def _follow_other(self, ask: LoggedAsk, *, counts: bool) -> None:
         """Follow a row with verdicts that is no decision of its own."""
         at_ms, kind = ask.at_ms, ask.kind
         manner = manner_of(ask)
@@ -334,7 +349,9 @@ class ReproductionCheck:
             followed, form = target.followed, target.form(manner)
             bucket = followed.bucket
             if kind == "ids" and verdict.charged_ids:
-                raise PartialLogError("it has charges of decisions that it leaves out")
+                if counts:
+                    raise PartialLogError("it has charges of decisions that it leaves out")
+                self._lead_in_differs = True
             if kind != "late":
                 other_rows.follow(ask, bucket, form, verdict.usage, is_over=verdict.rank == REFUSED)
                 if kind in DOUBTS:

@@ -18,8 +18,12 @@ NAMED: Final = 10
 """How many principals are printed; the report has all."""
 
 
-def summary(report: WhatIfReport, out: str, took_s: float) -> str:
-    """The text for the terminal."""
+def summary(report: WhatIfReport, file: str, out: str, took_s: float) -> str:
+    """The text for the terminal.
+
+    Args:
+        file: the name of the file of quotas.
+    """
     found = report.what_if
     reproduction, overall = found.reproduction, found.overall
     counts = f"{reproduction.reproduced:,} of {reproduction.decisions:,}"
@@ -33,7 +37,19 @@ def summary(report: WhatIfReport, out: str, took_s: float) -> str:
     if touched:
         lines.append(f"{len(touched):,} of {len(found.principals):,} principals are touched; most of all:")
         lines += [f"  {plain(name_of(name))}: {_change(each)}" for name, each in touched[:NAMED]]
+    gone = [
+        f"{entity} {key}"
+        for (entity, key), outcome in found.quotas.items()
+        if outcome.limits_before and outcome.limit_after is None
+    ]
+    if gone:
+        more = ", …" if len(gone) > NAMED else ""
+        lines.append(
+            f"{len(gone):,} quotas of the log are not in the file, so they limit nobody: "
+            f"{', '.join(map(plain, gone[:NAMED]))}{more}"
+        )
     lines.append(f"{took_s:.0f} s; the report is {out}/report.html")
+    lines.append(f"next: quotagate quotas plan -f {file}")
     return "\n".join(lines)
 
 
@@ -80,14 +96,14 @@ def _causes(found: Reproduction) -> str:
 
 
 def _table(overall: Compared) -> Iterator[str]:
-    yield f"{'':8} {'before':>14} {'after':>14}"
+    yield f"{'':9} {'before':>13} {'after':>14}"
     for outcome in OUTCOMES:
         before, after = overall.before.decisions[outcome], overall.after.decisions[outcome]
-        yield f"{outcome:8} {before:14,} {after:14,}"
+        yield f"{outcome:9} {before:13,} {after:14,}"
     waits = (duration(each.wait_ms) for each in (overall.before, overall.after))
-    yield f"{'waiting':8} {next(waits):>14} {next(waits):>14}"
+    yield f"{'all waits':9} {next(waits):>13} {next(waits):>14}"
 
 
 def _change(each: Compared) -> str:
-    waits = f"waiting {duration(each.before.wait_ms)} before, {duration(each.after.wait_ms)} after"
+    waits = f"all waits {duration(each.before.wait_ms)} before, {duration(each.after.wait_ms)} after"
     return f"{each.newly_refused:,} newly refused, {each.newly_admitted:,} newly admitted, {waits}"
