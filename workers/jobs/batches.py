@@ -43,6 +43,8 @@ EDGE_MS: Final = 60_000
 AS_WRITTEN: Final = tuple(name for name in LOG.names if name not in ADDED)
 """The columns by which two rows of one identity are compared: a newer writer may repeat a batch with more."""
 
+NO_NUMBERS: Final = np.zeros(0, np.int64)
+
 Runs = list[tuple[int, int]]
 """Places that follow each other, from the first to the last of each run."""
 
@@ -205,9 +207,12 @@ class Overview:
         """Of the siblings that are not older than all rows, keep the first and the last of each node."""
         begins_ms = self.begins_ms or 0
         older = {each for each in self.siblings if each[2] < begins_ms}
-        later = self.siblings - older
-        ends = {(node, of) for node, _, _ in later for of in (min, max)}
-        self.siblings = older | {of(each for each in later if each[0] == node) for node, of in ends}
+        first: dict[str, tuple[str, int, int]] = {}
+        last: dict[str, tuple[str, int, int]] = {}
+        for each in sorted(self.siblings - older):
+            first.setdefault(each[0], each)
+            last[each[0]] = each
+        self.siblings = older.union(first.values(), last.values())
 
     def join(self) -> None:
         """Give each batch that is whole in several tasks, or has further rows in others, one summary."""
@@ -235,9 +240,6 @@ class Overview:
             arrays = [found.get(node, NO_NUMBERS), *(each.numbers for each in some)]
             found[node] = np.unique(np.concatenate(arrays))
         return found
-
-
-NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
 def _numbers_by_node(batches: Iterable[str]) -> dict[str, NDArray[np.int64]]:

@@ -58,11 +58,10 @@ class OutputFolder:
         self.name, self._redact = location.name, location.redact
         try:
             self._files, self._target = location.open()
-            exists = self._is_there(self._target)
-            is_file = self._files.get_file_info(self._target).type == fs.FileType.File
+            there = self._files.get_file_info(self._target).type
         except (InvalidLocationError, OSError, pa.ArrowException) as error:
             raise JobError(f"{self.name}: {self._redact(error)}") from None
-        if is_file:
+        if there == fs.FileType.File:
             raise JobError(f"{self.name}: is a file, must be a folder")
         self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
         self._overwrite = overwrite
@@ -70,14 +69,14 @@ class OutputFolder:
         self._writing_claim = threading.Lock()  # a claim that is just being written is empty for a moment
         self._temporary = self._beside(f"{self._claim}.making")
         self._texts: dict[str, str] = {}
-        if exists and not overwrite:
+        if there != fs.FileType.NotFound and not overwrite:
             raise self._exists()
 
     def __enter__(self) -> Self:
         with self._blaming("cannot be written"):
             try:
                 self._take_over()
-            except BaseException:
+            except BaseException:  # Ctrl-C too
                 self._give_up()
                 raise
         self._keeper = threading.Thread(target=self._keep_claim, name="claim", daemon=True)

@@ -39,9 +39,10 @@ R = TypeVar("R")
 NEEDED: Final = tuple(name for name in SCHEMA.names if name not in {"plain_ids", *ADDED})
 
 KINDS: Final = (
-    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string),
-    *(pa.types.is_map, pa.types.is_list, pa.types.is_struct),
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean),
+    *(pa.types.is_string, pa.types.is_map),
 )
+"""The kinds of columns and fields, apart from lists and structs, which are compared by their parts."""
 
 _reading: list[Iterator[pa.RecordBatch]] = []
 """In an executor: the rows of the partition that is being read."""
