@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -78,10 +76,12 @@ class Service:
         """The whole log of the node."""
         return self.log.read_text(encoding="utf-8")
 
-    def logged_at(self) -> list[float]:
-        """The times of the node's log lines by its own clock, in seconds."""
-        events = [json.loads(line) for line in self.logged().splitlines() if line.startswith("{")]
-        return [datetime.fromisoformat(event["timestamp"]).timestamp() for event in events]
+    def clock_s(self) -> float:
+        """The node's wall clock in seconds, by the time of a change that it makes."""
+        self.put("user=nobody", request_rate={"limit": time.monotonic()})
+        history = self.http.get("/v1/quotas:history?limit=1").raise_for_status().json()
+        at_ms: int = history["changes"][0]["at_ms"]
+        return at_ms / 1000
 
     def _posted(self, path: str, body: object) -> dict[str, Any]:
         answer = self.http.post(path, json=body)

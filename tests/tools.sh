@@ -3,7 +3,7 @@
 # is started, and root is not needed. `tests.tools.need` finds them there. With arguments: those packages alone.
 set -eu
 
-packages="${*:-redis-server libfaketime nginx caddy prometheus pgbouncer openssl chromium fonts-dejavu-core}"
+packages="${*:-redis-server nginx caddy prometheus pgbouncer openssl chromium fonts-dejavu-core}"
 
 cd "$(dirname "$0")/.."
 home="$PWD/.tools/debian"

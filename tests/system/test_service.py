@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -17,12 +19,12 @@ import redis
 
 from app.domain.ladder import MatchingRules
 from app.domain.quota import KEYS, LAYER_POLICIES, Layers
+from tests import shifted_clock
 from tests.drivers import Driver, HttpDriver, Json, OracleDriver
 from tests.line import line
 from tests.polls import follows_within_a_second, polls_until
 from tests.report import say
 from tests.service import Service, eventually, running
-from tests.tools import need
 
 CALLERS: Final = 200
 WINDOW_MS: Final = 3_600_000
@@ -33,20 +35,15 @@ CLOCKS: Final = {"clocks agree": 0, "clocks 60 s apart": 60}
 @contextlib.contextmanager
 def two_nodes(apart_s: int = 0) -> Iterator[tuple[Service, Service]]:
     """Two nodes with one store and one catalog; the second one's clock may be ahead."""
-    ahead: dict[str, str] = {}
-    if apart_s:
-        preload = str(need("libfaketime"))
-        ahead = {"LD_PRELOAD": preload, "FAKETIME": f"+{apart_s}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    with (
-        running() as one,
-        running(store_url=one.store_url, database_url=one.database_url, environment=ahead) as other,
-    ):
-        yield one, other
-
-
-def clock_ahead_s(node: Service) -> float:
-    """The seconds by which the clock in a node's log is ahead of the clock that dates the log's file."""
-    return node.logged_at()[-1] - node.log.stat().st_mtime
+    with running() as one, tempfile.NamedTemporaryFile() as ahead:
+        shifted_clock.set_ahead(Path(ahead.name), apart_s)
+        with running(
+            store_url=one.store_url,
+            database_url=one.database_url,
+            environment={shifted_clock.FILE: ahead.name},
+            program="tests.shifted_clock",
+        ) as other:
+            yield one, other
 
 
 async def storm(nodes: Sequence[Service], asks: Callable[[int], list[Json]]) -> list[Json]:
@@ -108,9 +105,7 @@ async def test_concurrent_callers_of_two_nodes_are_counted_exactly(apart_s):
         again = nodes[1].batch(list(chain.from_iterable(overlapping(n) for n in range(0, CALLERS, 5))))
         seen = sum(d["decision"] == "admit" for d in again)
         assert ids <= seen <= ids + 2  # one in 10,000 unseen ids is taken as seen
-        for node in nodes:
-            node.stop()
-        ahead = clock_ahead_s(nodes[1]) - clock_ahead_s(nodes[0])
+        ahead = nodes[1].clock_s() - nodes[0].clock_s()
         assert ahead == pytest.approx(apart_s, abs=20)
     say(f"{burst} of {5 * CALLERS} admitted, {ids} ids charged, clocks {ahead:.1f} s apart")
 

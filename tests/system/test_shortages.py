@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import resource
 import socket
 import time
@@ -17,14 +16,13 @@ from typing import Any, Final, cast
 import pytest
 import redis
 
-from tests import clusters, disks, short
+from tests import clusters, disks, shifted_clock, short
 from tests.clusters import Cluster
 from tests.line import line
 from tests.load.attacked import ATTACKER
 from tests.load.holding import counted, has_quotas_everywhere
 from tests.report import say
 from tests.service import Service, eventually, running
-from tests.tools import need
 from tests.waiting import until
 
 CALLERS: Final = 8
@@ -48,9 +46,8 @@ class Site:
     node: Service
     stores: list[redis.Redis]
     flag: Path
-    clock: Path
+    ahead: Path
     disk: Path | None = None
-    limits: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def lose_connections(self) -> None:
         """Close all connections of the node to its store, from the store's side."""
@@ -62,16 +59,9 @@ class Site:
         return sum(len(store.client_list()) - 1 for store in self.stores)
 
     def set_clock(self, ahead_s: int) -> None:
-        """Move the node's wall clock, and wait until the node has noticed."""
-        self.clock.write_text(f"{ahead_s:+d}s", encoding="ascii")
-        eventually(lambda: abs(self._clock_s() - time.time() - ahead_s) < CLOCK_WITHIN_S)
-
-    def _clock_s(self) -> float:
-        """The node's wall clock, by the time of a change that it makes."""
-        self.node.put("user=nobody", request_rate={"limit": next(self.limits)})
-        history = self.node.http.get("/v1/quotas:history?limit=1").raise_for_status().json()
-        at_ms: int = history["changes"][0]["at_ms"]
-        return at_ms / 1000
+        """Move the node's wall clock."""
+        shifted_clock.set_ahead(self.ahead, ahead_s)
+        assert abs(self.node.clock_s() - time.time() - ahead_s) < CLOCK_WITHIN_S
 
     def shortages(self, of: str = "") -> float:
         labels = {"resource": of} if of else {}
@@ -142,30 +132,21 @@ async def asking(node: Service) -> AsyncIterator[Callers]:
 
 @contextmanager
 def site(
-    tmp_path: Path, *, on_disk: bool = False, faked: bool = False, cluster: Cluster | None = None
+    tmp_path: Path, *, on_disk: bool = False, shifted: bool = False, cluster: Cluster | None = None
 ) -> Iterator[Site]:
-    """A node that can be made short of something, with a store of its own or a cluster."""
+    """A node with a store of its own or a cluster; its clock can be shifted, or else it can be made short."""
     with ExitStack() as stack:
-        flag, clock = tmp_path / "flag", tmp_path / "clock"
+        flag, ahead = tmp_path / "flag", tmp_path / "ahead"
         flag.write_bytes(b"\0")
-        clock.write_text("+0s", encoding="ascii")
-        environment = {short.FILE: str(flag)}
+        shifted_clock.set_ahead(ahead, 0)
+        environment = {short.FILE: str(flag), shifted_clock.FILE: str(ahead)}
         disk = stack.enter_context(disks.mounted(tmp_path / "disk", DISK)) if on_disk else None
         if disk is not None:
             environment["TMPDIR"] = str(disk)
-        if faked:
-            environment |= {
-                "LD_PRELOAD": str(need("libfaketime")),
-                "FAKETIME_TIMESTAMP_FILE": str(clock),
-                "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                # else waits by the monotonic clock end at once, so that threads spin for Python's lock
-                "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-            }
         node = stack.enter_context(
             running(
                 environment=environment,
-                program="tests.short",
+                program="tests.shifted_clock" if shifted else "tests.short",
                 processes=2 if on_disk else 1,
                 store_url=cluster.url if cluster else None,
                 database_url=f"sqlite:///{disk / 'catalog.db'}" if disk else None,
@@ -173,7 +154,7 @@ def site(
         )
         clients = [each.client() for each in cluster.primaries] if cluster else None
         stores = [stack.enter_context(each) for each in clients or [redis.Redis.from_url(node.store_url)]]
-        yield Site(node, stores, flag, clock, disk)
+        yield Site(node, stores, flag, ahead, disk)
 
 
 @contextmanager
@@ -272,7 +253,7 @@ FAULTS: Final = (
 async def test_node_decides_by_its_store_during_a_shortage(fault: Fault, tmp_path: Path):
     """The store closes all connections meanwhile, so that the node must connect again."""
     clocks = fault in {clock_ahead, clock_behind}
-    with site(tmp_path, on_disk=fault is full_disk, faked=clocks) as target:
+    with site(tmp_path, on_disk=fault is full_disk, shifted=clocks) as target:
         await decide_during(fault, target)
 
 
