@@ -1,4 +1,4 @@
-"""What-ifs over the log of real nodes: with all that happens to a deployment, and beside another one."""
+"""What-ifs over the log of real nodes: with all that happens to a deployment, and next to another one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_log_of_real_nodes_reproduces_itself_and_is_tried_under_other_quotas(
     answer = node.http.post("/v1/buckets:reset", json={"bucket": f"user={BUSY}"})
     assert answer.status_code == 204, answer.text
     node.put(f"user={BUSY}", request_rate=20, producer_byte_rate=400_000)
-    others = asks_beside_leases(node) + asks_in_drills(logged.nodes)
+    others = asks_during_leases(node) + asks_in_drills(logged.nodes)
     others += asks_in_an_outage(logged.nodes, store)
     logged.drive(TRAFFIC, tmp_path / "again")
     rows = logged.until_written(2 * TRAFFIC.events + others)
@@ -81,8 +81,8 @@ def test_log_of_real_nodes_reproduces_itself_and_is_tried_under_other_quotas(
     assert summary["newly_refused"] == spent > 0
 
 
-def asks_beside_leases(node: Service) -> int:
-    """Take two leases, ask beside them, and settle one; the other one lapses."""
+def asks_during_leases(node: Service) -> int:
+    """Take two leases, ask meanwhile, and settle one; the other one lapses."""
     ask = {"principal": BUSY, "usage": {"requests": 3, "produce_bytes": 500}}
     first, _ = (node.lease({"ask": ask, "lease_ms": 1_000}) for _ in range(2))
     assert first["lease"], first

@@ -251,7 +251,7 @@ def _contents(files: Mapping[str, LogFile]) -> dict[Batch, list[Content]]:
 
 
 def _differing(covered: Mapping[str, LogFile], sealed: Mapping[str, Sealed]) -> str | None:
-    """The known rows in new files whose content differs, or cannot be compared; None if there are none."""
+    """The known rows in new files whose content differs, or cannot be compared; None without such rows."""
     contents = _contents(covered)
     for name, each in sealed.items():
         for batch, content in each.known.items():
