@@ -238,12 +238,12 @@ def _add(sums: dict[str, Content], table: pa.Table, digests: Digests, chosen: Fl
         sums[name] = sums[name].plus(content) if name in sums else content
 
 
-Batch = tuple[int | None, str]
+BatchInHour = tuple[int | None, str]
 """An hour, and a batch that has rows in it."""
 
 
-def _contents(files: Mapping[str, LogFile]) -> dict[Batch, list[Content]]:
-    found: dict[Batch, list[Content]] = defaultdict(list)
+def _contents(files: Mapping[str, LogFile]) -> dict[BatchInHour, list[Content]]:
+    found: dict[BatchInHour, list[Content]] = defaultdict(list)
     for name, file in files.items():
         for batch, content in file.batches.items():
             found[hour_of(name), batch].append(content)
