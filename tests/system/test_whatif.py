@@ -18,6 +18,7 @@ from tests.logged import Logged, settings, two_nodes, workers
 from tests.pushing import drill, factor
 from tests.service import Service, eventually, running
 from tests.stores import Server
+from workers.decision_log.read import read
 from workers.generate.quotas import DEFINITIONS
 from workers.generate.traffic import Traffic
 
@@ -71,8 +72,11 @@ def test_log_of_real_nodes_reproduces_itself_and_is_tried_under_other_quotas(
     assert summary["other"] == 0
     assert summary["reproduced"] + sum(causes.values()) == summary["decisions"] == len(rows)
     assert summary["reproduced"] > 0.85 * len(rows), summary
-    assert causes["fallback"] == sum(row["source"] == "fallback" for row in rows) > 0
-    assert causes.keys() >= {"factor_changed", "lease"}, causes
+    assert causes["fallback"] > 0
+    assert causes["factor_changed"] > 0
+    assert summary["before"]["delay"] > 0
+    kinds = set(read(logged.folder)["kind"].to_pylist())
+    assert kinds >= {"quota", "reset", "lease", "settlement", "factor"}
 
     file.write_text("quotas: {user=*: {request_rate: {limit: 0, enforcement: deny}}}")
     summary = whatif(logged, file, tmp_path / "none")
@@ -105,10 +109,11 @@ def asks_in_drills(nodes: Sequence[Service]) -> int:
 
 
 def asks_in_an_outage(nodes: Sequence[Service], store: Server) -> int:
-    """Ask while the store hangs, and until it answers both nodes again."""
-    ask = {"principal": BUSY, "usage": {"requests": 1, "produce_bytes": 100}}
+    """Ask for a delayed caller while the store hangs, and until it answers both nodes again."""
+    ask = {"principal": BUSY, "usage": {"requests": 1, "produce_bytes": 10_000_000}}
+    sources = [nodes[0].ask(**ask)["source"]]
     store.hold()
-    sources = [nodes[0].ask(**ask)["source"] for _ in range(5)]
+    sources += [nodes[0].ask(**ask)["source"] for _ in range(5)]
     store.go_on()
     for node in nodes:
         eventually(partial(_asked, node, ask, sources))
