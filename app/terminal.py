@@ -1,4 +1,4 @@
-"""Text for people: durations; and characters that steer a terminal, hide text or change its direction."""
+"""Text for people: durations, counts, and characters that steer a terminal, hide or turn round text."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def duration(ms: float) -> str:
         if whole:
             return f"{whole} {name}" + (f" {rest // short} {short_name}" if rest else "")
     return f"{ceil(ms / SECOND)} s"
+
+
+def count(number: int, one: str, more: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "entity", "entities"), count(2000, "entity", "entities")
+    ('1 entity', '2,000 entities')
+    """
+    return f"{number:,} {one if number == 1 else more}"
 
 
 def plain(text: str) -> str:

@@ -23,6 +23,7 @@ from workers.decision_log.compact import Compactor
 from workers.decision_log.folder import Folder
 from workers.decision_log.schema import HOUR_MS, partition
 from workers.jobs import files
+from workers.jobs.audit import continued as continued_audit
 from workers.jobs.audit import report, state
 from workers.jobs.command import main
 from workers.jobs.errors import JobError
@@ -164,7 +165,7 @@ def test_only_new_files_are_read(log: Log, monkeypatch: pytest.MonkeyPatch):
     last = log.audit()
     [new] = log.files(2)
     assert set(read) == {str(new)}
-    assert said(last) == "  --state: read 1 new files of 4"
+    assert said(last) == "  --state: read 1 new file of 4"
     assert last.overall["asks"] == sum(row["kind"] == "decision" for rows in log.hours for row in rows)
     assert found(last) == found(log.whole())
 
@@ -201,15 +202,32 @@ def test_merged_files_are_read_only_for_rows_that_are_new(log: Log, *, with_sour
     assert found(last) == found(log.whole())
 
 
-def test_log_is_read_whole_if_a_merged_file_has_other_content(log: Log):
-    log.write_batches(log.hours[0])
-    assert log.audit().held
-    merge(log)
-    [merged] = [file for file in log.files(0) if file.name.startswith("merged-")]
+def change_merged(log: Log, hour: int) -> None:
+    """Change a wait in the merged file of an hour."""
+    [merged] = [file for file in log.files(hour) if file.name.startswith("merged-")]
     table = pq.read_table(merged, partitioning=None)
     rows = table.to_pylist()
     next(row for row in rows if row["decision"] == "throttle")["throttle_ms"] += 1
     pq.write_table(pa.Table.from_pylist(rows, table.schema), merged)
+
+
+def test_state_is_refused_if_a_merged_file_has_other_content_and_the_first_hours_are_gone(log: Log):
+    log.write_batches(log.hours[0])
+    log.write_batches(log.hours[1])
+    log.audit()
+    merge(log)
+    change_merged(log, 1)
+    for file in log.files(-1) + log.files(0):
+        file.unlink()
+    with pytest.raises(JobError, match=r"--state .*differ from those before, and the log no longer has all"):
+        log.audit()
+
+
+def test_log_is_read_whole_if_a_merged_file_has_other_content(log: Log):
+    log.write_batches(log.hours[0])
+    assert log.audit().held
+    merge(log)
+    change_merged(log, 0)
     last = log.audit()
     assert read_whole(last)
     assert "differ from those before" in said(last)
@@ -231,6 +249,59 @@ def test_hours_that_retention_removed_stay_in_the_report(log: Log):
     again = log.audit()
     assert found(again) == found(whole)
     assert said(again).endswith("the report has 2 hours that were removed from the log")
+
+
+def test_hour_without_files_is_no_reason_to_read_the_log_whole(log: Log):
+    log.write(log.hours[0])
+    log.audit()
+    log.write(log.hours[2])
+    last = log.audit()
+    assert not read_whole(last), said(last)
+    assert found(last) == found(log.whole())
+    log.write(log.hours[1])
+    assert found(log.audit()) == found(log.whole()), "its rows came late"
+
+
+def test_two_runs_at_once_leave_the_state_of_one_of_them(log: Log, monkeypatch: pytest.MonkeyPatch):
+    log.write(log.hours[0])
+    log.audit()
+    saving = state.AuditState.save
+
+    def after_another_run(*given: Any) -> None:
+        monkeypatch.setattr(state.AuditState, "save", saving)
+        log.write(log.hours[2])
+        assert said(log.audit()) == "  --state: read 2 new files of 4"
+        saving(*given)
+
+    monkeypatch.setattr(state.AuditState, "save", after_another_run)
+    log.write(log.hours[1])
+    assert said(log.audit()) == "  --state: read 1 new file of 3"
+    last = log.audit()
+    assert said(last) == "  --state: read 1 new file of 4", "the run that ended last saved fewer files"
+    assert found(last) == found(log.whole())
+
+
+def test_files_that_are_merged_during_a_run_end_it_and_the_next_run_goes_on(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    log.write_batches(log.hours[0])
+    log.audit()
+    log.write_batches(log.hours[1])
+    before, listing = log.state.read_bytes(), continued_audit.log_files
+
+    def before_a_merge(url: str) -> dict[str, int]:
+        found = listing(url)
+        merge(log)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(continued_audit, "log_files", before_a_merge)
+        with pytest.raises(JobError, match="start the job again"):
+            log.audit()
+    assert log.state.read_bytes() == before
+    last = log.audit()
+    assert not read_whole(last), said(last)
+    assert found(last) == found(log.whole())
 
 
 def late(log: Log) -> None:
@@ -377,9 +448,27 @@ def test_state_and_period_do_not_go_together(log: Log):
     assert main(DRIVER, [*given, "--from", "2026-11-21T10:00:00Z"]) == 2
 
 
+def test_state_in_the_output_folder_is_wrong_use(
+    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    log.write(log.hours[0])
+    out = tmp_path / "out"
+    given = ("audit", "--log", str(log.folder), "--out", str(out), "--overwrite")
+    assert main(DRIVER, [*given, "--state", str(out / "audit.state")]) == 2
+    assert "--state: must not be in the folder of --out" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_empty_name_of_a_state_is_wrong_use(log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    log.write(log.hours[0])
+    given = ("audit", "--log", str(log.folder), "--out", str(tmp_path / "out"))
+    assert main(DRIVER, [*given, "--state", ""]) == 2
+    assert "--state: must name a file" in capsys.readouterr().err
+
+
 def test_command_goes_on_from_a_state(log: Log, capsys: pytest.CaptureFixture[str]):
     given = ("audit", "--log", str(log.folder), "--out", str(log.folder.with_name("out")), "--overwrite")
-    for hour, line in enumerate(("", "  --state: read 1 new files of 3\n")):
+    for hour, line in enumerate(("", "  --state: read 1 new file of 3\n")):
         log.write(log.hours[hour])
         assert main(DRIVER, [*given, "--state", str(log.state)]) == 0
         assert capsys.readouterr().out.endswith(f"report.html\n{line}")

@@ -190,6 +190,41 @@ def test_quotas_that_the_file_lacks_are_named(generated: Path, whatif: Command):
     assert f"2 quotas of the log are not in the file, so they limit nobody: {gone}\n" in ran.out
 
 
+def test_entities_of_a_further_file_replace_those_of_the_first(
+    generated: Path, whatif: Command, tmp_path: Path
+):
+    """As `quotas apply --only-named` would; quotas of an entity that the further file lacks are gone."""
+    named = {
+        "user=*": {"request_rate": {"limit": 25}},
+        "user=team-0001": {"producer_byte_rate": {"limit": 9}},
+    }
+    file = tmp_path / "named.yaml"
+    file.write_text(text_of(named))
+    both = whatif(generated, text_of(DEFINITIONS), "--quotas", str(file))
+    assert (both.code, both.complaints) == (0, [])
+    assert f"next: quotagate quotas plan -f {file} --only-named\n" in both.out
+    assert "2 quotas of the log are not in the files, so they limit nobody: " in both.out
+    rows, refused = both.rows("quotas"), both.summary["newly_refused"]
+    one = whatif(generated, text_of(DEFINITIONS | named))
+    assert one.rows("quotas") == rows
+    assert {row["entity"] for row in rows if row["limit_after"] is not None} == {*DEFINITIONS, *named}
+    assert one.summary["newly_refused"] == refused > 0
+
+
+def test_quotas_in_shadow_refuse_nobody_and_are_named(generated: Path, whatif: Command):
+    shadow = halved()
+    shadow["user=*"]["request_rate"] = {"limit": 0, "enforcement": "deny", "shadow": True}
+    ran = whatif(generated, text_of(shadow))
+    after = ran.summary["after"]
+    assert "1 quota of the file is in shadow, so it refuses nobody: user=* request_rate\n" in ran.out
+    assert "0, in shadow" in (ran.folder / "report.html").read_text()
+    assert [row["entity"] for row in ran.rows("quotas") if row["shadow_after"]] == ["user=*"]
+    del shadow["user=*"]["request_rate"]
+    without = whatif(generated, text_of(shadow))
+    assert without.summary["after"] == after
+    assert "in shadow" not in without.out
+
+
 def test_too_many_refusals_are_exit_code_1(generated: Path, whatif: Command):
     ran = whatif(generated, text_of(halved()))
     refused = ran.summary["newly_refused"]
@@ -198,6 +233,17 @@ def test_too_many_refusals_are_exit_code_1(generated: Path, whatif: Command):
     ran = whatif(generated, text_of(halved()), "--fail-if-refused", str(refused - 1))
     assert (ran.code, ran.complaints) == (1, [])
     assert (ran.folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("number", ["-1", "few", "1.5", ""])
+def test_number_of_refusals_must_be_a_whole_number(
+    number: str, generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ("--log", str(generated), "--quotas", "quotas.yaml", "--out", str(tmp_path / "out"))
+    with pytest.raises(SystemExit) as ended:
+        main(Processes(), ["whatif", *given, f"--fail-if-refused={number}"])
+    assert ended.value.code == 2
+    assert "argument --fail-if-refused: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scenario", ["retry-after-wait", "stop-while-waiting"])
@@ -274,7 +320,7 @@ def test_log_with_missing_rows_says_so(traffic: Fresh, whatif: Command, tmp_path
     del traffic.rows[charged]
     ran = whatif(traffic.write(tmp_path / "log"), ALL)
     assert ran.code == 1
-    assert "0 batches, and 1 rows of others, are missing" in "\n".join(ran.complaints)
+    assert "0 batches, and 1 row of others, are missing" in "\n".join(ran.complaints)
 
 
 def test_log_of_refusals_is_wrong_use(traffic: Fresh, whatif: Command, tmp_path: Path):
@@ -294,6 +340,11 @@ def test_faults_of_the_file_are_shown_with_their_lines(generated: Path, whatif: 
     assert ran.complaints == [f"quotagate: {file} has faults; nothing was replayed", *faults]
     assert len(faults) == 2
     assert not ran.folder.exists()
+
+
+def test_file_that_is_not_there_is_named(generated: Path, whatif: Command):
+    ran = whatif(generated, text_of(DEFINITIONS), "--quotas", "nowhere.yaml")
+    assert (ran.code, ran.complaints) == (2, ["quotagate: --quotas: nowhere.yaml: No such file or directory"])
 
 
 @pytest.mark.parametrize(
@@ -332,4 +383,4 @@ def test_defaults_are_those_of_the_deployment(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     assert proposed_quotas.defaults(5_000) == defaults(settings)
     (tmp_path / "quotas.yaml").write_text("quotas: {}")
-    assert proposed_quotas.proposed("quotas.yaml", 5_000).rules == MatchingRules("INTERNAL", 56)
+    assert proposed_quotas.proposed(["quotas.yaml"], 5_000).rules == MatchingRules("INTERNAL", 56)

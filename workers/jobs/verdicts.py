@@ -30,6 +30,9 @@ DIGEST_BYTES: Final = 8
 ORDERS_PER_MS: Final = 128 * 1_000
 """The order of a call is the store's time in microseconds, or later, times 128 (docs/decisions, 0033)."""
 
+VERDICTS_OF_A_DECISION: Final = 3
+"""A guess at the number, to choose the number of partitions."""
+
 _LARGE: Final = 4_096
 ROWS_OF_A_CHUNK: Final = 16_384
 """How many verdicts are in memory as Python's values at a time."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from app.terminal import count
 from workers.jobs.audit.covered_files import OtherLogError, compare
 from workers.jobs.audit.replay import LateRowsError
 from workers.jobs.audit.report import audit
@@ -105,10 +106,14 @@ def _from(
         raise refused(arguments.state, error) from None
     before = state.files
     state.hours_removed += found.removed
+    if found.differing is not None:
+        raise LateRowsError(found.differing)
     report = audit(runner, arguments, Period(), found.tasks, lambda: found.tasks, folder, state)
     state.files = dict(found.files)
     new = len(found.files.keys() - before.keys())
-    said = [f"  --state: read {new:,} new files of {len(found.files):,}"] if before else []
+    read = count(new, "new file", "new files")
+    said = [f"  --state: read {read} of {len(found.files):,}"] if before else []
     if state.hours_removed:
-        said.append(f"  --state: the report has {state.hours_removed:,} hours that were removed from the log")
+        hours = count(state.hours_removed, "hour that was", "hours that were")
+        said.append(f"  --state: the report has {hours} removed from the log")
     return report | {"state": said}, state

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from workers.decision_log.schema import MERGED, SCHEMA, hour_of
-from workers.jobs.audit.replay import LateRowsError
 from workers.jobs.audit.row_digests import Digests, row_digests
 from workers.jobs.batches import Runs, groups_of, joined, runs_of
 from workers.jobs.errors import JobError
@@ -109,11 +108,13 @@ class Comparison:
         files: the files of the log, all of which the next state covers.
         tasks: the row groups of the files that were not covered, without known rows.
         removed: how many covered hours were removed from the beginning of the log.
+        differing: why the log has to be read whole: covered rows are there again, with other content.
     """
 
     files: Mapping[str, LogFile]
     tasks: Sequence[RowGroups | UnknownRows]
     removed: int
+    differing: str | None
 
 
 def compare(
@@ -135,7 +136,6 @@ def compare(
     Raises:
         OtherLogError: the state is not one of this log.
         JobError: a file cannot be read.
-        LateRowsError: rows that the state covers are there again, with other content.
     """
     inside = {_within(url, path): path for path in paths}
     kept = [name for name in inside if name in covered]
@@ -153,9 +153,9 @@ def compare(
     files = {name: covered[name] for name in kept} | {name: each.file for name, each in sealed.items()}
     if covered and _contents(covered).keys().isdisjoint(_contents(files)):
         raise OtherLogError("files: the log has none of the rows that the state covers; it is another log")
-    _check_known(covered, sealed)
     removed = _removed_hours({name: file for name, file in covered.items() if name not in inside}, files)
-    return Comparison(files, _unknown(url, {inside[name]: each for name, each in sealed.items()}), removed)
+    tasks_ = _unknown(url, {inside[name]: each for name, each in sealed.items()})
+    return Comparison(files, tasks_, removed, _differing(covered, sealed))
 
 
 def _is_merged(name: str) -> bool:
@@ -238,30 +238,27 @@ def _add(sums: dict[str, Content], table: pa.Table, digests: Digests, chosen: Fl
         sums[name] = sums[name].plus(content) if name in sums else content
 
 
-Batch = tuple[int | None, str]
+BatchInHour = tuple[int | None, str]
 """An hour, and a batch that has rows in it."""
 
 
-def _contents(files: Mapping[str, LogFile]) -> dict[Batch, list[Content]]:
-    found: dict[Batch, list[Content]] = defaultdict(list)
+def _contents(files: Mapping[str, LogFile]) -> dict[BatchInHour, list[Content]]:
+    found: dict[BatchInHour, list[Content]] = defaultdict(list)
     for name, file in files.items():
         for batch, content in file.batches.items():
             found[hour_of(name), batch].append(content)
     return found
 
 
-def _check_known(covered: Mapping[str, LogFile], sealed: Mapping[str, Sealed]) -> None:
-    """Check that known rows in new files have the content that they had.
-
-    Raises:
-        LateRowsError: the content of some differs, or cannot be compared.
-    """
+def _differing(covered: Mapping[str, LogFile], sealed: Mapping[str, Sealed]) -> str | None:
+    """The known rows in new files whose content differs, or cannot be compared; None without such rows."""
     contents = _contents(covered)
     for name, each in sealed.items():
         for batch, content in each.known.items():
             right = contents[hour_of(name), batch]
             if content not in right and (not right or content != reduce(Content.plus, right)):
-                raise LateRowsError(f"{name} has rows of {batch} again, which differ from those before")
+                return f"{name} has rows of {batch} again, which differ from those before"
+    return None
 
 
 def _removed_hours(gone: Mapping[str, LogFile], left: Mapping[str, LogFile]) -> int:

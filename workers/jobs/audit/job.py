@@ -13,6 +13,7 @@ from workers.jobs.options import add_replay_options, check_replay_options
 
 if TYPE_CHECKING:
     from workers.jobs.command import Driver
+    from workers.jobs.period import Period
 
 LEAD_IN_HOURS: Final = 3.0
 GRACE_S: Final = 2.0
@@ -99,10 +100,8 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     if not 0 <= arguments.grace < math.inf or not 0 <= arguments.lead_in < math.inf:
         raise JobUsageError("--grace and --lead-in: must be 0 or more")
     period = Period.of(arguments.from_, arguments.to)
-    if arguments.state and period != Period():
-        raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")
-    if arguments.state and not driver.has_files:
-        raise JobUsageError("--state: a state covers files of the log, and a data frame has none")
+    if arguments.state is not None:
+        _check_state(arguments, period, driver)
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("audit") as bar:
         if arguments.state:
@@ -118,3 +117,19 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
         save()
     print(summary(report, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     return 0 if report["held"] else 1
+
+
+def _check_state(arguments: argparse.Namespace, period: Period, driver: Driver) -> None:
+    """Check an audit with a state.
+
+    Raises:
+        JobUsageError: the log, or the place of the state, does not go with it.
+    """
+    if not arguments.state:
+        raise JobUsageError("--state: must name a file")
+    if period.from_ms is not None or period.to_ms is not None:
+        raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")
+    if not driver.has_files:
+        raise JobUsageError("--state: a state covers files of the log, and a data frame has none")
+    if arguments.state.startswith(f"{arguments.out.rstrip('/')}/"):
+        raise JobUsageError("--state: must not be in the folder of --out, which each run replaces")

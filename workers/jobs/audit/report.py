@@ -30,6 +30,7 @@ from workers.jobs.files import LogPart, location_of
 from workers.jobs.folder import OutputFolder
 from workers.jobs.period import Period, partial_log
 from workers.jobs.runner import Runner
+from workers.jobs.verdicts import VERDICTS_OF_A_DECISION
 
 LARGEST: Final = 20
 IN_PAGE: Final = 200
@@ -38,9 +39,6 @@ IN_PAGE: Final = 200
 
 ROWS_OF_A_PARTITION: Final = 1_000_000
 """About so many verdicts are sorted at a time by each process."""
-
-VERDICTS_OF_A_DECISION: Final = 3
-"""A guess at the number, to choose the number of partitions."""
 
 OVERVIEW, SCAN, REPLAY = 5.0, 45.0, 50.0
 """The shares of the parts of an audit in its time, in per cent."""
@@ -88,10 +86,12 @@ def audit(
     is_whole = period.from_ms is None and not gaps.beginning
     known.judge_by(None if is_whole and not arguments.older else overview.ordered_ms)
     slice_ms = slice_of(overview.judged_span_ms)
-    partitions = max(1, sum(task.rows for task in tasks) * VERDICTS_OF_A_DECISION // ROWS_OF_A_PARTITION)
+    saved = known.saved_rows()
+    rows = sum(task.rows for task in tasks) * VERDICTS_OF_A_DECISION + sum(each.rows for each in saved)
+    partitions = max(1, rows // ROWS_OF_A_PARTITION)
     sequential = arguments.combine_delays == "sequential"
     rules = ScanRules(period, slice_ms, arguments.clock == "store", sequential, partitions)
-    each_once: list[Task | SavedRows] = [*batches.each_once(tasks, wide, copies), *known.saved_rows()]
+    each_once: list[Task | SavedRows] = [*batches.each_once(tasks, wide, copies), *saved]
     parts, scattered = runner.scatter(partial(scan, rules), each_once, SCAN)
     scanned = known.scanned
     for part in parts:

@@ -131,6 +131,11 @@ class SavedRows:
 
     table: pa.Table
 
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return int(self.table.num_rows)
+
 
 def scan(rules: ScanRules, task: Task | SavedRows) -> tuple[Scanned, list[pa.Table]]:
     """Scan the rows of a task; also return its verdicts, by partition.

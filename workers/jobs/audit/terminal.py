@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from app.terminal import plain
+from app.terminal import count, plain
 from workers.jobs.audit import findings
 
 NAMED: Final = 10
@@ -18,13 +18,15 @@ def summary(report: dict[str, Any], out: str, took_s: float) -> str:
     unjudged = f", {total['unjudged']:,} not judged" if total["unjudged"] else ""
     counts = f"{total['asks']:,} decisions, {total['judged']:,} verdicts judged{unjudged} in {took_s:.0f} s"
     if total["missing_batches"] or total["dropped_rows"]:
-        counts += f", {total['missing_batches']:,} batches missing, {total['dropped_rows']:,} rows dropped"
+        counts += f", {count(total['missing_batches'], 'batch', 'batches')} missing"
+        counts += f", {count(total['dropped_rows'], 'row', 'rows')} dropped"
     if total["missing_rows"] or total["added_rows"]:
-        counts += f", {total['missing_rows']:,} rows missing inside of batches, {total['added_rows']:,} added"
+        rows = count(total["missing_rows"], "row", "rows")
+        counts += f", {rows} missing inside of batches, {total['added_rows']:,} added"
     end = "\n".join([f"{counts}; the report is {out}/report.html", *_unchecked(report, total)])
     if report["held"]:
         return f"All bounds held: {end}"
-    who = f", for {total['failed']:,} principals" if total["failed"] else ""
+    who = f", for {count(total['failed'], 'principal', 'principals')}" if total["failed"] else ""
     lines = [f"Not all bounds held{who}:"]
     lines += [
         f"  {principal_text(row['principal'])}: {'; '.join(row['not_held'])}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -31,7 +31,7 @@ from workers.jobs.backfill.uses import SCHEMA, HistoryColumns
 from workers.jobs.errors import JobError
 from workers.jobs.period import Period
 from workers.jobs.runner import Runner
-from workers.jobs.verdicts import integers
+from workers.jobs.verdicts import integers, placed
 
 CHARGES: Final = 1_000_000
 """The limit of the replayed quota. It decides nothing: every use in a history is accepted."""
@@ -131,20 +131,17 @@ def read(rules: HistoryRules, task: ParquetTask | JsonTask) -> tuple[int | None,
     """
     tables = [uses.table(task.file.name, rules.columns, rules.period) for uses in task.uses()]
     found = pa.concat_tables([SCHEMA.empty_table(), *tables]).combine_chunks()
-    return pc.max(found.column("at_ms")).as_py(), partitioned(found, rules.partitions)
+    return pc.max(found.column("at_ms")).as_py(), _by_principal(found, rules.partitions)
 
 
-def partitioned(uses: pa.Table, partitions: int) -> list[pa.Table]:
-    """The uses of each partition."""
+def _by_principal(uses: pa.Table, partitions: int) -> list[pa.Table]:
+    """The uses of each partition; all uses of one principal are in one of them."""
     if partitions == 1:
         return [uses]
     principal = uses.column("principal").combine_chunks().dictionary_encode()
     homes = [mmh3.hash(name, signed=False) % partitions for name in principal.dictionary.to_pylist()]
     home = np.array(homes, np.int64)[integers(principal.indices)]
-    order = np.argsort(home, kind="stable")
-    ends = np.searchsorted(home[order], np.arange(partitions + 1)).tolist()
-    placed = uses.take(pa.array(order))
-    return [placed.slice(begin, end - begin) for begin, end in pairwise(ends)]
+    return placed(uses, home, partitions)
 
 
 def replay(rules: HistoryReplay, pieces: Iterable[pa.Table]) -> Asserted:

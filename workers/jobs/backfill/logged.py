@@ -33,6 +33,7 @@ from workers.jobs.verdicts import (
     COUNTING,
     SCHEMA,
     TYPES,
+    VERDICTS_OF_A_DECISION,
     BucketVerdicts,
     Flags,
     LogRows,
@@ -51,9 +52,6 @@ COLUMNS: Final = tuple(name for name in LOG.names if name not in UNREAD)
 WRITTEN: Final = ("at_ms", "mode", "is_refused", "usage", "charged_ids", "refreshed_ids")
 KEPT: Final = frozenset({"applied", "how", "order", *WRITTEN})
 """The columns of a verdict that determine a bucket's state; the others are left empty."""
-
-VERDICTS_OF_A_DECISION: Final = 3
-"""A guess at the number, to choose the number of partitions."""
 
 OVERVIEW, SCAN, REPLAY = 5.0, 55.0, 40.0
 """The shares of the parts of the job in its time, in per cent."""

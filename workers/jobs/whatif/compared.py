@@ -117,10 +117,12 @@ class QuotaOutcome:
     Attributes:
         limits_before: all limits that the log's verdicts name.
         limit_after: None if the other quotas do not have it.
+        shadow_after: the other quotas have it in shadow, so it refuses nobody.
         refused_before, refused_after: the asks whose refusal this quota decided.
     """
 
     limits_before: set[float] = field(default_factory=set)
     limit_after: float | None = None
+    shadow_after: bool = False
     refused_before: int = 0
     refused_after: int = 0

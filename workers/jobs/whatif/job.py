@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SCENARIOS: Final = ("as-logged", "retry-after-wait", "stop-while-waiting")
 
 DESCRIPTION: Final = """\
-Replay the log under the quotas of a file: which asks would be refused, and how long would callers wait?
+Replay the log under other quotas: which asks would be refused, and how long would callers wait?
 First the log is replayed under its own quotas, and has to reproduce itself.
 
 Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, and OUT/principals
@@ -24,6 +24,7 @@ and OUT/quotas as Parquet. Exit code 1 if the log does not reproduce itself, or 
 examples:
   quotagate quotas export > quotas.yaml
   %(prog)s --quotas quotas.yaml --out report
+  %(prog)s --quotas quotas.yaml --quotas recommended/quotas.yaml --out report
   %(prog)s --quotas quotas.yaml --scenario retry-after-wait --fail-if-refused 0 --out report --overwrite
 """
 
@@ -37,8 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quotas",
         required=True,
+        action="append",
         metavar="FILE",
-        help="all quotas that would be in force, as `quotagate quotas export` writes them",
+        help="all quotas that would be in force, as `quotagate quotas export` writes them; given again, the "
+        "quotas of this file's entities replace theirs, as `quotas apply --only-named` would",
     )
     parser.add_argument(
         "--scenario",

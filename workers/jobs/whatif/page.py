@@ -13,7 +13,7 @@ from app.terminal import duration
 from workers.jobs.charts import UsageChart, clock, usage_over_time
 from workers.jobs.page import head, number, table
 from workers.jobs.whatif.causes import CAUSES
-from workers.jobs.whatif.compared import Compared, UsageSeries, World
+from workers.jobs.whatif.compared import Compared, QuotaOutcome, UsageSeries, World
 from workers.jobs.whatif.what_if import WhatIf
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _quotas(found: WhatIf) -> Iterable[str]:
                 entity,
                 key,
                 " or ".join(map(_limit, sorted(outcome.limits_before))) or "none",
-                "none" if outcome.limit_after is None else _limit(outcome.limit_after),
+                _limit_after(outcome),
                 number(outcome.refused_before),
                 number(outcome.refused_after),
             )
@@ -234,6 +234,12 @@ def _reproduction(found: WhatIf) -> Iterable[str]:
             [(CAUSES[cause], number(count)) for cause, count in reproduction.causes.most_common() if count],
         )
     yield '<p class="faint">docs/pipeline.md says what is assumed.</p></body></html>\n'
+
+
+def _limit_after(outcome: QuotaOutcome) -> str:
+    if outcome.limit_after is None:
+        return "none"
+    return f"{_limit(outcome.limit_after)}{', in shadow' if outcome.shadow_after else ''}"
 
 
 def _limit(value: float) -> str:

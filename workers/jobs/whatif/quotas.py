@@ -1,9 +1,9 @@
-"""The quotas of a what-if: those of a file, with the defaults and rules of the deployment."""
+"""The quotas of a what-if: those of files, with the defaults and rules of the deployment."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,11 +32,29 @@ class ProposedQuotas:
     rules: MatchingRules
 
 
-def proposed(file: str, max_ids: int) -> ProposedQuotas:
-    """The quotas of a file.
+def proposed(files: Sequence[str], max_ids: int) -> ProposedQuotas:
+    """The quotas of files; of an entity that several name, those of the last one.
 
     Raises:
-        JobUsageError: the file cannot be read, or has faults, each with its line; or a setting is invalid.
+        JobUsageError: a file cannot be read, or has faults, each with its line; or a setting is invalid.
+    """
+    definitions: dict[str, Mapping[str, Definition]] = {}
+    for file in files:
+        definitions |= _read(file)
+    try:
+        return ProposedQuotas(resolved(definitions, defaults(max_ids)), rules())
+    except QuotaValueError as error:
+        raise JobUsageError(
+            f"{', '.join(files)}: faults under the defaults of the settings; nothing was replayed",
+            *(f"{field.lstrip('/')} {message}" for field, message in error.errors),
+        ) from None
+
+
+def _read(file: str) -> Mapping[str, Mapping[str, Definition]]:
+    """The definitions in a file, by entity and key.
+
+    Raises:
+        JobUsageError: it cannot be read, or has faults.
     """
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -49,13 +67,7 @@ def proposed(file: str, max_ids: int) -> ProposedQuotas:
             f"{file} has faults; nothing was replayed",
             *(f"{file}:{fault.line}: {fault.message}" for fault in contents.faults),
         )
-    try:
-        return ProposedQuotas(resolved(contents.quotas, defaults(max_ids)), rules())
-    except QuotaValueError as error:
-        raise JobUsageError(
-            f"{file} has faults under the defaults of the settings; nothing was replayed",
-            *(f"{field.lstrip('/')} {message}" for field, message in error.errors),
-        ) from None
+    return contents.quotas
 
 
 def resolved(

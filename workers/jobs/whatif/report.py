@@ -49,6 +49,7 @@ QUOTAS: Final = pa.schema(
         ("quota", pa.string()),
         ("limits_before", pa.list_(pa.float64())),
         ("limit_after", pa.float64()),
+        ("shadow_after", pa.bool_()),
         ("refused_before", pa.int64()),
         ("refused_after", pa.int64()),
     ]
@@ -170,6 +171,7 @@ def quotas(found: WhatIf) -> Iterable[dict[str, Any]]:
             "quota": key,
             "limits_before": sorted(outcome.limits_before),
             "limit_after": outcome.limit_after,
+            "shadow_after": outcome.shadow_after,
             "refused_before": outcome.refused_before,
             "refused_after": outcome.refused_after,
         }

@@ -21,8 +21,7 @@ from workers.jobs.audit.findings import improbable, unlikely
 from workers.jobs.verdicts import named_quotas
 from workers.jobs.whatif import other_rows
 from workers.jobs.whatif.buckets import Ids, Level, Rate, new_bucket
-from workers.jobs.whatif.cause_finder import CauseFinder
-from workers.jobs.whatif.causes import Cause
+from workers.jobs.whatif.causes import Cause, CauseFinder
 from workers.jobs.whatif.followed_bucket import FollowedBucket, FollowedQuota, is_equal
 from workers.jobs.whatif.quota_form import DELAY, REFUSED, REJECT, THROTTLE, QuotaForm, manner_of
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, VerdictOfAsk, VerdictQuota

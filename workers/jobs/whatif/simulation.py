@@ -208,7 +208,8 @@ class Simulation:
             outcome.limits_before.add(applied.quota.limit)
         for key, by_entity in self._quotas.items():
             for entity, quota in by_entity.items():
-                found.setdefault((str(entity), key), QuotaOutcome()).limit_after = quota.limit
+                outcome = found.setdefault((str(entity), key), QuotaOutcome())
+                outcome.limit_after, outcome.shadow_after = quota.limit, quota.shadow
         for name, outcome in found.items():
             outcome.refused_before, outcome.refused_after = self._refused_before[name], self._refused[name]
         return dict(sorted(found.items()))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from app.domain.decision import OUTCOMES
-from app.terminal import duration, plain
+from app.terminal import count, duration, plain
 from workers.jobs.errors import JobError
 from workers.jobs.period import format_instant
 from workers.jobs.whatif.compared import Compared
@@ -18,11 +18,11 @@ NAMED: Final = 10
 """How many principals are printed; the report has all."""
 
 
-def summary(report: WhatIfReport, file: str, out: str, took_s: float) -> str:
+def summary(report: WhatIfReport, files: Sequence[str], out: str, took_s: float) -> str:
     """The text for the terminal.
 
     Args:
-        file: the name of the file of quotas.
+        files: the names of the files of quotas.
     """
     found = report.what_if
     reproduction, overall = found.reproduction, found.overall
@@ -30,27 +30,38 @@ def summary(report: WhatIfReport, file: str, out: str, took_s: float) -> str:
     lines = [
         f"{counts} decisions reproduced{_causes(reproduction)}",
         *_table(overall),
-        f"{overall.newly_refused:,} asks that were admitted would be refused",
-        f"{overall.newly_admitted:,} asks that were refused would be admitted",
+        f"{count(overall.newly_refused, 'ask that was', 'asks that were')} admitted would be refused",
+        f"{count(overall.newly_admitted, 'ask that was', 'asks that were')} refused would be admitted",
     ]
     touched = most_touched(found)
     if touched:
         lines.append(f"{len(touched):,} of {len(found.principals):,} principals are touched; most of all:")
         lines += [f"  {plain(name_of(name))}: {_change(each)}" for name, each in touched[:NAMED]]
-    gone = [
-        f"{entity} {key}"
-        for (entity, key), outcome in found.quotas.items()
-        if outcome.limits_before and outcome.limit_after is None
-    ]
+    gone, shadow = [], []
+    for (entity, key), outcome in found.quotas.items():
+        if outcome.limits_before and outcome.limit_after is None:
+            gone.append(f"{entity} {key}")
+        if outcome.shadow_after:
+            shadow.append(f"{entity} {key}")
+    of = "file" if len(files) == 1 else "files"
     if gone:
-        more = ", …" if len(gone) > NAMED else ""
-        lines.append(
-            f"{len(gone):,} quotas of the log are not in the file, so they limit nobody: "
-            f"{', '.join(map(plain, gone[:NAMED]))}{more}"
-        )
+        one = f"quota of the log is not in the {of}, so it limits nobody"
+        more = f"quotas of the log are not in the {of}, so they limit nobody"
+        lines.append(f"{count(len(gone), one, more)}: {_named(gone)}")
+    if shadow:
+        one = f"quota of the {of} is in shadow, so it refuses nobody"
+        more = f"quotas of the {of} are in shadow, so they refuse nobody"
+        lines.append(f"{count(len(shadow), one, more)}: {_named(shadow)}")
     lines.append(f"{took_s:.0f} s; the report is {out}/report.html")
-    lines.append(f"next: quotagate quotas plan -f {file}")
+    if len(files) == 1:
+        lines.append(f"next: quotagate quotas plan -f {files[0]}")
+    else:
+        lines += [f"next: quotagate quotas plan -f {file} --only-named" for file in files[1:]]
     return "\n".join(lines)
+
+
+def _named(quotas: Sequence[str]) -> str:
+    return ", ".join([*map(plain, quotas[:NAMED]), *(["…"] if len(quotas) > NAMED else [])])
 
 
 def differences(
@@ -64,7 +75,9 @@ def differences(
         more: a sentence on where to read more.
     """
     if missing_batches or missing_rows:
-        reason = f"{missing_batches:,} batches, and {missing_rows:,} rows of others, are missing from the log"
+        batches = count(missing_batches, "batch", "batches")
+        rows = count(missing_rows, "row", "rows")
+        reason = f"{batches}, and {rows} of others, are missing from the log"
     elif found.is_implausible:
         seen = f"{found.falsely_seen:,} of {found.new_ids:,} new ids were taken as seen"
         reason = f"{seen}, more than chance explains"
@@ -91,7 +104,7 @@ def _examples(found: Reproduction) -> Iterator[str]:
 
 
 def _causes(found: Reproduction) -> str:
-    counts = ", ".join(f"{cause} {count:,}" for cause, count in found.causes.most_common() if count)
+    counts = ", ".join(f"{cause} {times:,}" for cause, times in found.causes.most_common() if times)
     return f"; the others by cause: {counts}" if counts else ""
 
 

@@ -13,8 +13,8 @@ import typer
 from app.node.errors import NodeRequestError
 from app.run.commands import show
 from app.run.commands.quotas.catalog_schema import NAME as SCHEMA
-from app.run.commands.quotas.plans import count
 from app.run.commands.show import Out
+from app.terminal import count
 
 if TYPE_CHECKING:
     from app.envoy.importing import EnvoyImport

@@ -20,6 +20,7 @@ from app.run.commands.options import Reason
 from app.run.commands.quotas import catalog_schema, plans
 from app.run.commands.quotas.plans import ChangePlan
 from app.run.commands.show import Out
+from app.terminal import count
 
 if TYPE_CHECKING:
     from app.quota_file import EntityAndQuotas
@@ -163,9 +164,7 @@ def lint(
         for fault in contents.faults:
             show.line(f"{file}:{fault.line}: {fault.message}")
         if not faults:
-            show.line(
-                f"{file}: valid, with quotas of {plans.count(len(contents.quotas), 'entity', 'entities')}."
-            )
+            show.line(f"{file}: valid, with quotas of {count(len(contents.quotas), 'entity', 'entities')}.")
     if faults:
         raise typer.Exit(1)
 

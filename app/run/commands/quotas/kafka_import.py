@@ -24,6 +24,7 @@ from app.run.commands.options import Reason
 from app.run.commands.quotas import plans
 from app.run.commands.quotas.plans import ChangePlan
 from app.run.commands.show import Out
+from app.terminal import count
 
 WITHIN_S: Final = 10.0
 PANEL: Final = "Kafka"
@@ -165,7 +166,7 @@ def _apply(node: Node, plan: ChangePlan, reason: str) -> int:
             version = plans.apply(node, ChangePlan(etag, part, []), reason)["version"]
         except NodeRequestError as error:
             if before:
-                show.note(f"{plans.count(before, 'entity was', 'entities were')} imported before that.")
+                show.note(f"{count(before, 'entity was', 'entities were')} imported before that.")
             raise error from None
         etag, before = f'"{version}"', before + len(part)
     return version
@@ -173,7 +174,7 @@ def _apply(node: Node, plan: ChangePlan, reason: str) -> int:
 
 def _show(plan: ChangePlan, report: Mapping[str, Any]) -> None:
     kafka = report["kafka"]
-    brokers = plans.count(len(kafka["brokers"]), "broker", "brokers")
+    brokers = count(len(kafka["brokers"]), "broker", "brokers")
     show.line(f"Kafka at {kafka['bootstrap']}: {brokers} ({', '.join(kafka['brokers'])}).")
     for note in report["notes"]:
         show.line(note)

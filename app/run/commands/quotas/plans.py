@@ -13,7 +13,7 @@ import typer
 from app.node.errors import NodeRequestError
 from app.run.commands import show
 from app.run.commands.node.requests import Node, NodeRefusalError
-from app.terminal import plain
+from app.terminal import count, plain
 
 MAX_BODY: Final = 1_048_576
 MAX_ALTERATIONS: Final = 10_000
@@ -114,15 +114,6 @@ def confirm(planned: ChangePlan, node: Node) -> None:
         abort=True,
         err=True,
     )
-
-
-def count(number: int, one: str, more: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "entity", "entities"), count(2000, "entity", "entities")
-    ('1 entity', '2,000 entities')
-    """
-    return f"{number:,} {one if number == 1 else more}"
 
 
 def _post(
