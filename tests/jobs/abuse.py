@@ -18,6 +18,7 @@ PER_BATCH: Final = "per-batch"
 STORMING: Final = "10.66.0."
 """Addresses that connect and connect."""
 MOST_CONNECTIONS: Final = 20
+"""Of an address that behaves, after each deployment: more within its three seconds would be a storm."""
 EVENTS_OF_A_SHAPE: Final = 4_000
 STORM_EVERY_MS, STORM_MS = 120_000, 15_000
 
@@ -89,7 +90,10 @@ def drawn(seed: int) -> AbusedTraffic:
     From 8 to 600 principals, alike or with most of the traffic in one of them, ask for 20 seconds to 11
     minutes. Of each kind there are one to three abusers. A looping one, or one per batch, makes 60 to 200
     asks; the looping ones begin 40 to 150 times, at least ten times as often as a producer that behaves. Each
-    storming address connects twice a second, or more often.
+    storming address connects twice a second, or more often, so traffic is not slower than for 11 minutes.
+
+    With less between them the log would not show who behaves. A slower storm has no more connections than an
+    address after a deployment, and a slower loop no more ids than a few producers that restart.
     """
     dice = Random(f"shape/{seed}")
     abusers = dice.randint(1, 3)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
+from random import Random
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -32,7 +35,7 @@ def demand(entity: str, needs: Iterable[float], quota: str = REQUESTS, apart_ms:
     found, before = Demand(entity), 0.0
     for number, need in enumerate(needs):
         usage = max(0.0, need - before) if quota == IDS else 1.0
-        found.add(Need(number * apart_ms, None, quota, DEFAULTS[quota], entity, need, usage))
+        found.add(Need(number * apart_ms, quota, entity, need, usage))
         before = max(before, need)
     return found
 
@@ -154,6 +157,18 @@ class TestAdversaries:
         assert [each.entity for each in (found.outliers or found.own)] == ["user=restarting"]
         assert bool(found.outliers) is is_outlier
 
+    @pytest.mark.parametrize(
+        ("ids", "asks", "ids_of_peers", "is_outlier"), [(39, 74, 12, True), (26, 69, 6, False)]
+    )
+    def test_often_new_ids_are_a_loop_if_many_come_late(
+        self, ids: int, asks: int, ids_of_peers: int, is_outlier: bool
+    ) -> None:
+        """Three times the ids of peers: 20 late ids, and 14."""
+        needs = [float(1 + number * ids // asks) for number in range(asks)]
+        found = chosen(IDS, [*teams(30, ids_of_peers), demand("user=often", needs, IDS)])
+        assert [each.entity for each in (found.outliers or found.own)] == ["user=often"]
+        assert bool(found.outliers) is is_outlier
+
     @pytest.mark.parametrize(("need", "is_outlier"), [(1.9, False), (2.1, True)])
     def test_a_storm_is_found_though_whole_limits_hide_it(self, need: float, is_outlier: bool) -> None:
         """All others need the limit 1, and this one 2 or 3."""
@@ -177,6 +192,15 @@ class TestAdversaries:
     def test_a_burst_is_no_traffic(self) -> None:
         teams_ = [demand(f"user=team-{number}", [0.5 + number / 100] * 100) for number in range(30)]
         found = chosen(REQUESTS, [*teams_, demand("user=burst", [float(n) for n in range(1, 100)])])
+        assert [outlier.entity for outlier in found.outliers] == ["user=burst"]
+
+    def test_chance_makes_no_outlier(self) -> None:
+        """The logarithms of a thousand needs are normally distributed, and one is far beyond them."""
+        chance, few = NormalDist(sigma=0.8), 10
+        needs = [math.exp(chance.inv_cdf((n + 0.5) / 1_000)) for n in range(1_000)]
+        Random(5).shuffle(needs)
+        principals = [demand(f"user=team-{n}", [need] * few) for n, need in enumerate(needs)]
+        found = chosen(REQUESTS, [*principals, demand("user=burst", [math.exp(0.8 * 6)] * few)])
         assert [outlier.entity for outlier in found.outliers] == ["user=burst"]
 
     def test_an_outlier_for_one_key_gets_no_limit_for_any(self) -> None:

@@ -26,16 +26,13 @@ class Need(NamedTuple):
     """The limit that an ask needed of one quota.
 
     Attributes:
-        entity: the entity on which the quota is set.
         bucket: the entity that the bucket belongs to.
         limit: in the key's unit; infinite if no limit admits the ask, as it is larger than a given burst.
         usage: in units of the limit; for producer ids, the number of new ids.
     """
 
     at_ms: int
-    principal: str | None
     quota: str
-    entity: str
     bucket: str
     limit: float
     usage: float
@@ -87,7 +84,6 @@ class _Planned(NamedTuple):
     """A quota that applies to a caller."""
 
     quota: Quota
-    entity: str
     name: str
     bucket: Bucket | TokenDemand
     form: QuotaForm
@@ -114,13 +110,9 @@ class Needs:
         self._matcher = QuotaMatcher(self.quotas, self.rules)
 
     def of(self, ask: LoggedAsk) -> Iterator[Need]:
-        """Charge an ask, and give the limit that it needed of each quota; peeks and refunds need none."""
-        if ask.kind not in {"decision", "late"} or ask.replayed or ask.mode not in {"admit", "record"}:
-            return
-        if ask.kind == "late":  # its decision was logged, and charged here, as it was answered
-            return
+        """Charge an ask, and give the limit that it needed of each quota."""
         at_ms = ask.at_ms
-        for quota, entity, name, bucket, form, place, per_unit in ask.caller.plan or self._plan(ask.caller):
+        for quota, name, bucket, form, place, per_unit in ask.caller.plan or self._plan(ask.caller):
             if isinstance(bucket, Ids):
                 usage: float = len(bucket.unseen(form, at_ms, ask.ids))
                 bucket.charge(form, len(ask.ids), at_ms, ask.ids)
@@ -137,7 +129,7 @@ class Needs:
                 else:
                     assert isinstance(bucket, TokenDemand)
                     limit = bucket.need(usage, at_ms)
-            yield Need(at_ms, ask.caller.principal, quota.key, entity, name, limit, usage)
+            yield Need(at_ms, quota.key, name, limit, usage)
 
     def _plan(self, caller: LoggedCaller) -> list[_Planned]:
         plan = []
@@ -150,7 +142,7 @@ class Needs:
             field_, per_unit = usage_field(quota) if quota.algorithm != "producer_ids" else ("", 1.0)
             place = caller.fields.index(field_) if field_ else -1
             form = QuotaForm(free, quota.enforcement)
-            plan.append(_Planned(quota, applied.entity, applied.bucket, found, form, place, per_unit))
+            plan.append(_Planned(quota, applied.bucket, found, form, place, per_unit))
         caller.plan = plan
         return plan
 

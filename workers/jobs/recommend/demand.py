@@ -56,7 +56,7 @@ class Demand:
 
     @property
     def late(self) -> tuple[float, int]:
-        """The usage of the last asks, half to three quarters of them, and their number: not the first ids."""
+        """The usage and the number of the last asks, half to three quarters of all: without the first ids."""
         if self.asks < 2:
             return self.usage, self.asks
         half = self.asks.bit_length() - 2
@@ -110,12 +110,10 @@ def demands(slices: Iterable[RowSlice], needs: Needs, from_ms: int) -> Demands:
     """
     found = Demands()
     for row in RowDecoder().rows(slices):
-        if not isinstance(row, LoggedAsk):
+        if not isinstance(row, LoggedAsk) or not _charges(row):
             continue
         mine = list(needs.of(row))
-        if row.at_ms < from_ms or row.kind != "decision" or row.replayed:
-            continue
-        if row.mode not in {"admit", "record"}:
+        if row.at_ms < from_ms:
             continue
         found.asks += 1
         found.uncovered += not mine
@@ -128,6 +126,11 @@ def demands(slices: Iterable[RowSlice], needs: Needs, from_ms: int) -> Demands:
                 demand = by_entity[entity] = Demand(entity)
             demand.add(need)
     return found
+
+
+def _charges(ask: LoggedAsk) -> bool:
+    """Whether an ask could be charged. Of a late call the decision was logged when it was answered."""
+    return ask.kind == "decision" and not ask.replayed and ask.mode in {"admit", "record"}
 
 
 def rounded_up(value: float) -> float:

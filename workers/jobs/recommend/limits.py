@@ -43,26 +43,30 @@ FEWEST_PEERS: Final = 3
 
 ABNORMAL: Final = 5.0
 ABNORMAL_IDS: Final = 10.0
-LOOPING_IDS: Final = 3.0
 """The need of an outlier, in needs of its peers. Of new producer ids a principal may bring many at first, for
-all its producers; the last is for one that loops."""
+all its producers."""
 
-SPREADS: Final = 3.0
-"""If needs differ widely, an outlier is beyond so many standard deviations of their logarithms."""
+SPREADS: Final = 4.0
+"""If needs differ widely, an outlier is beyond so many standard deviations of their logarithms. Beyond three
+is by chance one of 740 entities, and beyond four one of 32,000."""
 
 DEVIATION: Final = 1.4826
 """The standard deviation of a normal distribution, in median absolute deviations."""
 
-LATE_IDS: Final = 10
+LATE_IDS: Final = 16
 LATE_IDS_OF_AN_ASK: Final = 0.05
 """A principal loops if it brings in so many new ids late, and so many with an ask: traffic excuses none."""
+
+LOOPING_IDS: Final = 2.0
+LOOPING_IDS_OF_AN_ASK: Final = 0.5
+"""The need of an outlier that loops, in needs of its peers, if it brings in so many late with an ask."""
+
+LOOPING_POWER: Final = math.log(ABNORMAL_IDS / LOOPING_IDS, LOOPING_IDS_OF_AN_ASK / LATE_IDS_OF_AN_ASK)
+"""The power with which that need falls, from ``ABNORMAL_IDS`` on, as new ids come more often."""
 
 MANY_IDS: Final = 100
 MANY_IDS_OF_AN_ASK: Final = 0.25
 """Of so many new ids in all, and so many late with an ask, no behaviour of peers is an excuse."""
-
-LOOPING_POWER: Final = math.log(ABNORMAL_IDS / LOOPING_IDS, MANY_IDS_OF_AN_ASK / LATE_IDS_OF_AN_ASK)
-"""The power with which that need falls from the one to the other, as new ids come more often."""
 
 LEAST_COMPARED: Final = {CONNECTION_CREATION_RATE: 0.4}
 """Smaller needs do not differ in a comparison. Needs are compared as rates: of whole limits, most addresses
@@ -368,7 +372,7 @@ def _abnormal(quota: str, demand: Demand, spread: float) -> float:
     """
     if not _loops(quota, demand):
         return max(ABNORMAL_IDS if quota == PRODUCER_IDS_RATE else ABNORMAL, spread)
-    often = min(late_ids_of_an_ask(demand) / MANY_IDS_OF_AN_ASK, 1.0)
+    often = min(late_ids_of_an_ask(demand) / LOOPING_IDS_OF_AN_ASK, 1.0)
     return LOOPING_IDS / math.pow(often, LOOPING_POWER)
 
 
