@@ -27,6 +27,7 @@ from workers.jobs.audit import continued as continued_audit
 from workers.jobs.audit import report, state
 from workers.jobs.command import main
 from workers.jobs.errors import JobError
+from workers.jobs.files import log_files
 
 TABLES = ("overall", "principals", "buckets", "cases")
 Honest = tuple[Traffic, dict[str, Rows]]
@@ -287,10 +288,10 @@ def test_files_that_are_merged_during_a_run_end_it_and_the_next_run_goes_on(
     log.write_batches(log.hours[0])
     log.audit()
     log.write_batches(log.hours[1])
-    before, listing = log.state.read_bytes(), continued_audit.log_files
+    before = log.state.read_bytes()
 
     def before_a_merge(url: str) -> dict[str, int]:
-        found = listing(url)
+        found = log_files(url)
         merge(log)
         return found
 
