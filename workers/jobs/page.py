@@ -79,3 +79,10 @@ def number(value: float | None) -> str:
     if value is None:
         return "0"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def shortened(shown: int, count: int, name: str) -> str:
+    """The sentence under a table that shows only the first rows of a Parquet table; else empty."""
+    if count <= shown:
+        return ""
+    return f'<p class="faint">{shown:,} of {count:,}; the table <code>{name}</code> has all.</p>'

@@ -11,7 +11,7 @@ from app.domain.shape import FALSE_SEEN
 from workers.jobs import charts
 from workers.jobs.audit.admitted_amounts import excess
 from workers.jobs.audit.findings import FALSELY_SEEN
-from workers.jobs.page import head, number, table
+from workers.jobs.page import head, number, shortened, table
 
 SHOWN: Final = 20
 """How many identities with two different rows the page names; all are counted."""
@@ -185,7 +185,7 @@ def _principals(title: str, rows: Sequence[Mapping[str, Any]], count: int) -> It
             for row in rows
         ],
     )
-    yield _shortened(len(rows), count, "principals")
+    yield shortened(len(rows), count, "principals")
 
 
 def _cases(report: Mapping[str, Any]) -> Iterable[str]:
@@ -206,13 +206,7 @@ def _cases(report: Mapping[str, Any]) -> Iterable[str]:
             for row in report["cases"]
         ],
     )
-    yield _shortened(len(report["cases"]), report["cases_count"], "cases")
-
-
-def _shortened(shown: int, count: int, name: str) -> str:
-    if count <= shown:
-        return ""
-    return f'<p class="faint">{shown:,} of {count:,}; the table `{name}` has all.</p>'
+    yield shortened(len(report["cases"]), report["cases_count"], "cases")
 
 
 def _principal(row: Mapping[str, Any]) -> str:

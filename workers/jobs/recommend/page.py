@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.terminal import duration
 from workers.jobs.charts import bars, clock
-from workers.jobs.page import head, number, table
+from workers.jobs.page import head, number, shortened, table
 from workers.jobs.recommend import text
 from workers.jobs.recommend.limits import KeyLimits
 
@@ -61,7 +61,7 @@ def _outliers(made: Recommendation) -> Iterable[str]:
             for each, outlier in rows[:IN_PAGE]
         ],
     )
-    yield _shortened(len(rows), "outliers")
+    yield shortened(IN_PAGE, len(rows), "outliers")
     chart = [
         (f"{outlier.entity} {each.quota}", outlier.need / each.default.limit, text.shown(outlier.need), False)
         for each, outlier in rows
@@ -93,10 +93,4 @@ def _limits(found: KeyLimits) -> Iterable[str]:
             for limit in rows[:IN_PAGE]
         ],
     )
-    yield _shortened(len(rows), "limits")
-
-
-def _shortened(count: int, name: str) -> str:
-    if count <= IN_PAGE:
-        return ""
-    return f'<p class="faint">{IN_PAGE:,} of {count:,}; the table `{name}` has all.</p>'
+    yield shortened(IN_PAGE, len(rows), "limits")

@@ -11,7 +11,7 @@ from app.domain.decision import OUTCOMES
 from app.domain.quota import KEYS, PRODUCER_IDS_RATE, Defaults
 from app.terminal import duration
 from workers.jobs.charts import UsageChart, clock, usage_over_time
-from workers.jobs.page import head, number, table
+from workers.jobs.page import head, number, shortened, table
 from workers.jobs.whatif.causes import CAUSES
 from workers.jobs.whatif.compared import Compared, QuotaOutcome, UsageSeries, World
 from workers.jobs.whatif.what_if import WhatIf
@@ -115,7 +115,7 @@ def _quotas(found: WhatIf) -> Iterable[str]:
             for (entity, key), outcome in rows[:IN_PAGE]
         ],
     )
-    yield _shortened(min(len(rows), IN_PAGE), len(rows), "quotas")
+    yield shortened(min(len(rows), IN_PAGE), len(rows), "quotas")
 
 
 def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str]:
@@ -144,7 +144,7 @@ def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str
             for name, each in touched[:LARGEST]
         ],
     )  # fmt: skip
-    yield _shortened(min(len(touched), LARGEST), len(touched), "principals")
+    yield shortened(min(len(touched), LARGEST), len(touched), "principals")
 
 
 def _charts(report: WhatIfReport, touched: list[tuple[str, Compared]]) -> Iterable[str]:
@@ -254,9 +254,3 @@ def _limit(value: float) -> str:
 def name_of(principal: str) -> str:
     """A principal's name for people."""
     return principal or "(no principal)"
-
-
-def _shortened(shown: int, count: int, name: str) -> str:
-    if count <= shown:
-        return ""
-    return f'<p class="faint">{shown:,} of {count:,}; the table `{name}` has all.</p>'
