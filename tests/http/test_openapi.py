@@ -83,6 +83,7 @@ NEEDED = {
         "get /v1/quotas:effective",
         "get /v1/buckets",
         "get /v1/volumes",
+        "get /v1/overview",
     },
     "write": {
         "put /v1/quotas/{entity}",

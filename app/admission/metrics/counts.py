@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import Final
 
 from msgspec import Raw, Struct, field, msgpack
@@ -24,6 +25,10 @@ SLICE: Final = 500
 """How many gauges are copied at a time, which takes about half a millisecond."""
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The bounds of the latency in samples."""
+DECISION_SECONDS: Final = tuple(sorted({*SECONDS, *LATENCY_S}))
+"""The bounds by which decisions are counted, for the metric, which shows ``SECONDS``, and for samples."""
 ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
@@ -46,8 +51,9 @@ class Histogram(Struct):
         self.total += sum(values)
 
     def add(self, other: Histogram) -> None:
-        """Add the counts of another process."""
-        self.counts = [mine + count for mine, count in zip(self.counts, other.counts, strict=True)]
+        """Add the counts of another process, which an older version may have counted by fewer bounds."""
+        for bound, count in zip((*other.bounds, inf), other.counts, strict=True):
+            self.counts[bisect_left(self.bounds, bound)] += count
         self.total += other.total
 
 
@@ -85,7 +91,7 @@ COUNTERS: Final = (
     *("leases", "envoy_requests", "unusable_descriptors", "refused_connections"),
 )
 SUMS: Final = (
-    *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
+    *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped", "samples_dropped"),
     *("stores_away", "catalogs_away", "draining", "queue_asks", "local_ids", "known_ids", "renewals"),
     *("unmapped_descriptors", "unsent_answers", "connections_handed_over"),
 )
@@ -107,6 +113,7 @@ class Counts(Struct):
             so adding up takes the maximum.
         lapsed: units of leases that ended unsettled.
         log_dropped: decision log rows that it dropped.
+        samples_dropped: samples that it could not publish.
         local_ids: producer ids that were answered without the store.
         known_ids: how many producer ids it knows.
         renewals: asks by which it wrote known ids again.
@@ -132,7 +139,7 @@ class Counts(Struct):
     exempt: float = 0
     corrections: int = 0
     forgiven: float = 0.0
-    decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
+    decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(DECISION_SECONDS))
     store_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     queue_seconds: Histogram = field(default_factory=lambda: Histogram.of((*SECONDS, 2.5, 5.0)))
     script_asks: Histogram = field(default_factory=lambda: Histogram.of(ASKS))
@@ -160,6 +167,7 @@ class Counts(Struct):
     unmapped_descriptors: int = 0
     unsent_answers: int = 0
     connections_handed_over: int = 0
+    samples_dropped: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from math import inf
+from typing import Final
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -15,7 +17,9 @@ from prometheus_client.registry import Collector
 
 from app.admission.factor import ThrottlingStatus
 from app.admission.metrics.counts import (
+    DECISION_SECONDS,
     OTHER,
+    SECONDS,
     SHOWN,
     Counts,
     Gauge,
@@ -28,6 +32,9 @@ from app.admission.metrics.counts import (
 from app.decision_log.status import LogStatus
 from app.domain.quota import KEYS
 from app.store.port import Memory
+
+UNSHOWN: Final = frozenset(DECISION_SECONDS) - frozenset(SECONDS)
+"""Bounds that only samples need: dashboards add up old and new nodes by the bounds of a metric."""
 
 
 class Exposition(Collector):
@@ -113,6 +120,11 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "leased", "Units that the bucket held for leases when last seen.", c.leased, "quota entity", sum
         ),
         _counter("log_dropped", "Decision log rows dropped by this node.", c.log_dropped),
+        _counter(
+            "samples_dropped",
+            "Samples for the overview that the store did not take; their counts are in the next ones.",
+            c.samples_dropped,
+        ),
         _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds),
         _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds),
         _histogram(
@@ -295,8 +307,10 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Series) ->
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    bounds = (*map(str, histogram.bounds), "+Inf")
-    buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
+    known = zip((*histogram.bounds, inf), map(float, accumulate(histogram.counts)), strict=True)
+    buckets = [
+        ("+Inf" if bound == inf else str(bound), count) for bound, count in known if bound not in UNSHOWN
+    ]
     family = HistogramMetricFamily(f"quotagate_{name}", text, labels=())
     family.add_metric((), buckets, histogram.total)
     return family

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import secrets
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import cycle
@@ -24,8 +25,9 @@ from msgspec import MsgspecError, Raw, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.factor import ThrottlingStatus
-from app.admission.metrics.counts import KEPT, Counts, Labels, bounded, touch
+from app.admission.metrics.counts import DECISION_SECONDS, KEPT, LATENCY_S, Counts, Labels, bounded, touch
 from app.admission.metrics.exposition import Exposition
+from app.admission.metrics.tally import Tally
 from app.admission.plan import PlannedAsk
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
@@ -70,6 +72,24 @@ class Fill(NamedTuple):
     remaining: float
 
 
+class Totals(NamedTuple):
+    """The counts of a process since its start, for its samples.
+
+    Attributes:
+        counts: by the names of ``app.store.samples.COUNTED``.
+        latency: decisions that took at most as long as each of ``LATENCY_S``; all others.
+        queue_asks: asks that wait for a store call now.
+    """
+
+    counts: list[int]
+    latency: list[int]
+    queue_asks: int
+
+
+_OUTCOMES: Final = ("admit", "delay", "throttle", "reject")
+_LATENCY_PLACES: Final = [bisect_left(LATENCY_S, bound) for bound in (*DECISION_SECONDS, math.inf)]
+"""For each count of the decisions' histogram its place in the latency of samples."""
+
 Observe = Callable[[Sequence[float]], None]
 """Counts the times of some asks, in seconds."""
 
@@ -86,12 +106,14 @@ class Metrics:
         waiting: returns how many asks wait for a store call.
         volumes: returns the status of the throttle factor and the volumes.
         log_dropped: returns how many rows the decision log dropped.
+        samples_dropped: returns how many samples could not be published.
         log_status: returns the status of the decision log; None before it was read, or without a log.
         store_memory: returns the memory use of the store.
 
     Attributes:
         observe_decisions: counts the seconds that some asks took.
         observe_queue: counts the seconds that some asks waited in this node for a call.
+        throttled: the most throttled buckets since the last sample.
     """
 
     def __init__(
@@ -105,8 +127,11 @@ class Metrics:
         log_dropped: Callable[[], int] = lambda: 0,
         log_status: Callable[[], LogStatus | None] = lambda: None,
         store_memory: Callable[[], Memory | None] = lambda: None,
+        samples_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store_memory = store_memory
+        self._samples_dropped = samples_dropped
+        self.throttled = Tally()
         self._counts = Counts()
         self.observe_decisions: Observe = self._counts.decision_seconds.observe
         self._waits: list[float] = []  # not counted yet
@@ -137,8 +162,11 @@ class Metrics:
         by, source = decision.limited_by, decision.source
         labels = decision.decision, "" if by is None else by.quota, source
         counts.decisions[labels] = counts.decisions.get(labels, 0) + 1
-        if by is None and not decision.applied:
-            counts.unmatched += 1
+        if by is None:
+            if not decision.applied:
+                counts.unmatched += 1
+        elif decision.throttle_ms and by.bucket is not None and ask.mode != "peek":
+            self.throttled.add(by.quota, by.bucket, decision.throttle_ms)
         if ask.cluster_action and ask.mode in ("admit", "record") and not _EXEMPT_USAGE.isdisjoint(ask.usage):
             counts.exempt += ask.usage.get("requests", 1)
         plan = planned.plan
@@ -365,6 +393,21 @@ class Metrics:
         finally:
             self._pauses_until = loop.time() + PAUSE_FACTOR * (loop.time() - began)
 
+    def totals(self) -> Totals:
+        """Return what the samples of this process count."""
+        counts = self._counts
+        by_outcome, by_source = dict.fromkeys(_OUTCOMES, 0.0), {"local": 0.0, "fallback": 0.0}
+        for (outcome, _, source), asks in counts.decisions.items():
+            by_outcome[outcome] += asks
+            if source in by_source:
+                by_source[source] += asks
+        shadow_refused = sum(asks for labels, asks in counts.shadows.items() if labels[0] != "admit")
+        latency = [0] * (len(LATENCY_S) + 1)
+        for place, answers in zip(_LATENCY_PLACES, counts.decision_seconds.counts, strict=True):
+            latency[place] += answers
+        numbers = (*by_outcome.values(), *by_source.values(), sum(counts.shed.values()), shadow_refused)
+        return Totals([int(number) for number in numbers], latency, self._waiting())
+
     def write(self) -> None:
         """Write the counts for the other processes."""
         self._update()
@@ -419,6 +462,7 @@ class Metrics:
         throttling = self._volumes()
         self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
         self._counts.log_dropped = self._log_dropped()
+        self._counts.samples_dropped = self._samples_dropped()
         return throttling
 
     def _rendered(self, total: Counts, throttling: ThrottlingStatus | None, log: LogStatus | None) -> bytes:

@@ -52,7 +52,7 @@ def commands() -> list[list[str]]:
 
 def test_every_documented_command_exists():
     assert {" ".join(words) for words in commands()} >= {
-        *("up", "serve", "migrate", "decide"),
+        *("up", "serve", "migrate", "decide", "top"),
         *(f"quotas {name}" for name in ("set", "get", "list", "delete", "effective", "history")),
         *(f"quotas {name}" for name in ("export", "plan", "apply", "lint", "schema")),
         *("buckets show", "buckets reset"),
@@ -65,7 +65,7 @@ def test_every_documented_command_exists():
 def test_every_command_has_help_with_examples(quotagate: Command, words):
     ran = quotagate(*words, "--help")
     assert (ran.code, ran.err) == (0, "")
-    if len(words) == 2 or words in (["decide"], ["quotas"], ["volumes"]):
+    if len(words) == 2 or words in (["decide"], ["quotas"], ["volumes"], ["top"]):
         assert f"quotagate {' '.join(words)}" in ran.out.partition("Examples:")[2]
 
 
