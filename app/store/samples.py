@@ -74,7 +74,7 @@ class ProcessSample(Struct, array_like=True, frozen=True):
         is_last: whether the process stops.
         queue_asks: asks that wait for a store call now.
         counts: by the names of ``COUNTED``, since the process started.
-        latency: answers up to each bound of ``app.admission.metrics.counts.LATENCY_S``; all others.
+        latency: decisions by the bounds of ``LATENCY_S``, the last number all others, since then too.
         throttled: the most throttled buckets since the last sample of the series.
     """
 
@@ -90,6 +90,9 @@ class ProcessSample(Struct, array_like=True, frozen=True):
 
 COUNTED: Final = ("admit", "delay", "throttle", "reject", "local", "fallback", "shed", "shadow_refused")
 """The names of ``ProcessSample.counts``; new ones are added at the end."""
+
+LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The bounds of ``ProcessSample.latency``."""
 
 
 def short_bucket(name: str) -> str:

@@ -9,7 +9,6 @@ from statistics import median
 import pytest
 import redis
 
-from app.admission.metrics.counts import LATENCY_S
 from app.admission.metrics.metrics import Metrics
 from app.admission.metrics.tally import KEPT, Tally
 from app.admission.overview.overview import View
@@ -19,6 +18,7 @@ from app.http.routes.overview import ShownStore, _document
 from app.store.samples import (
     AT_ONCE,
     COUNTED,
+    LATENCY_S,
     ProcessSample,
     SampleSeries,
     ThrottledBucket,

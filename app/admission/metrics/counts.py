@@ -25,10 +25,6 @@ SLICE: Final = 500
 """How many gauges are copied at a time, which takes about half a millisecond."""
 
 SECONDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-LATENCY_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""The bounds of the latency in samples."""
-DECISION_SECONDS: Final = tuple(sorted({*SECONDS, *LATENCY_S}))
-"""The bounds by which decisions are counted, for the metric, which shows ``SECONDS``, and for samples."""
 ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
@@ -51,7 +47,7 @@ class Histogram(Struct):
         self.total += sum(values)
 
     def add(self, other: Histogram) -> None:
-        """Add the counts of another process, which an older version may have counted by fewer bounds."""
+        """Add the counts of another histogram; each goes to the first bound that is not below its own."""
         for bound, count in zip((*other.bounds, inf), other.counts, strict=True):
             self.counts[bisect_left(self.bounds, bound)] += count
         self.total += other.total
@@ -139,7 +135,7 @@ class Counts(Struct):
     exempt: float = 0
     corrections: int = 0
     forgiven: float = 0.0
-    decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(DECISION_SECONDS))
+    decision_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     store_seconds: Histogram = field(default_factory=lambda: Histogram.of(SECONDS))
     queue_seconds: Histogram = field(default_factory=lambda: Histogram.of((*SECONDS, 2.5, 5.0)))
     script_asks: Histogram = field(default_factory=lambda: Histogram.of(ASKS))

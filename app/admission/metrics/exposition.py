@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from math import inf
-from typing import Final
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -17,9 +15,7 @@ from prometheus_client.registry import Collector
 
 from app.admission.factor import ThrottlingStatus
 from app.admission.metrics.counts import (
-    DECISION_SECONDS,
     OTHER,
-    SECONDS,
     SHOWN,
     Counts,
     Gauge,
@@ -32,9 +28,6 @@ from app.admission.metrics.counts import (
 from app.decision_log.status import LogStatus
 from app.domain.quota import KEYS
 from app.store.port import Memory
-
-UNSHOWN: Final = frozenset(DECISION_SECONDS) - frozenset(SECONDS)
-"""Bounds that only samples need: dashboards add up old and new nodes by the bounds of a metric."""
 
 
 class Exposition(Collector):
@@ -307,10 +300,8 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Series) ->
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    known = zip((*histogram.bounds, inf), map(float, accumulate(histogram.counts)), strict=True)
-    buckets = [
-        ("+Inf" if bound == inf else str(bound), count) for bound, count in known if bound not in UNSHOWN
-    ]
+    bounds = (*map(str, histogram.bounds), "+Inf")
+    buckets = list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
     family = HistogramMetricFamily(f"quotagate_{name}", text, labels=())
     family.add_metric((), buckets, histogram.total)
     return family

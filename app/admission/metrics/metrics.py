@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import secrets
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import cycle
@@ -25,7 +24,7 @@ from msgspec import MsgspecError, Raw, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.factor import ThrottlingStatus
-from app.admission.metrics.counts import DECISION_SECONDS, KEPT, LATENCY_S, Counts, Labels, bounded, touch
+from app.admission.metrics.counts import KEPT, SECONDS, Counts, Histogram, Labels, bounded, touch
 from app.admission.metrics.exposition import Exposition
 from app.admission.metrics.tally import Tally
 from app.admission.plan import PlannedAsk
@@ -36,6 +35,7 @@ from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 from app.node.shortage import Resource, shortage_of
 from app.store.port import Answer, Charge, ChargeResult, Memory
+from app.store.samples import LATENCY_S
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
@@ -77,7 +77,7 @@ class Totals(NamedTuple):
 
     Attributes:
         counts: by the names of ``app.store.samples.COUNTED``.
-        latency: decisions that took at most as long as each of ``LATENCY_S``; all others.
+        latency: as in ``app.store.samples.ProcessSample``.
         queue_asks: asks that wait for a store call now.
     """
 
@@ -87,8 +87,8 @@ class Totals(NamedTuple):
 
 
 _OUTCOMES: Final = ("admit", "delay", "throttle", "reject")
-_LATENCY_PLACES: Final = [bisect_left(LATENCY_S, bound) for bound in (*DECISION_SECONDS, math.inf)]
-"""For each count of the decisions' histogram its place in the latency of samples."""
+_ALL_SECONDS: Final = tuple(sorted({*SECONDS, *LATENCY_S}))
+"""The bounds by which decisions are counted once, for the metric and for the samples."""
 
 Observe = Callable[[Sequence[float]], None]
 """Counts the times of some asks, in seconds."""
@@ -133,7 +133,8 @@ class Metrics:
         self._samples_dropped = samples_dropped
         self.throttled = Tally()
         self._counts = Counts()
-        self.observe_decisions: Observe = self._counts.decision_seconds.observe
+        self._decision_seconds = Histogram.of(_ALL_SECONDS)
+        self.observe_decisions: Observe = self._decision_seconds.observe
         self._waits: list[float] = []  # not counted yet
         self.observe_queue: Observe = self._waits.extend
         self._catalog_away = catalog_away
@@ -402,11 +403,10 @@ class Metrics:
             if source in by_source:
                 by_source[source] += asks
         shadow_refused = sum(asks for labels, asks in counts.shadows.items() if labels[0] != "admit")
-        latency = [0] * (len(LATENCY_S) + 1)
-        for place, answers in zip(_LATENCY_PLACES, counts.decision_seconds.counts, strict=True):
-            latency[place] += answers
+        latency = Histogram.of(LATENCY_S)
+        latency.add(self._decision_seconds)
         numbers = (*by_outcome.values(), *by_source.values(), sum(counts.shed.values()), shadow_refused)
-        return Totals([int(number) for number in numbers], latency, self._waiting())
+        return Totals([int(number) for number in numbers], latency.counts, self._waiting())
 
     def write(self) -> None:
         """Write the counts for the other processes."""
@@ -456,6 +456,8 @@ class Metrics:
     def _update(self) -> ThrottlingStatus | None:
         """Update the counts that are kept elsewhere, and return the status of the factor."""
         self._count_waits()
+        self._counts.decision_seconds = Histogram.of(SECONDS)
+        self._counts.decision_seconds.add(self._decision_seconds)
         self._counts.catalogs_away = int(self._catalog_away())
         self._counts.draining = int(self._draining())
         self._counts.queue_asks = self._waiting()

@@ -21,9 +21,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from app.admission.metrics.counts import LATENCY_S
 from app.admission.metrics.tally import top
-from app.store.samples import COUNTED, ProcessSample, ThrottledBucket, TimedSample
+from app.store.samples import COUNTED, LATENCY_S, ProcessSample, ThrottledBucket, TimedSample
 
 MOST_THROTTLED: Final = 32
 """The most throttled buckets of a point, so that a day of them takes some megabytes at most."""

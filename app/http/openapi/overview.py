@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from app.admission.metrics.counts import LATENCY_S
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http.openapi.schema import Schema, access_problems, answer_of, components, route
 from app.http.problems import FieldError, unprocessable
+from app.store.samples import LATENCY_S
 
 RESOLUTIONS: Final = ("second", "minute")
 LATENCY_MS: Final = [round(bound * 1000) for bound in LATENCY_S]

@@ -13,7 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.admission.answers import decided, held, without_call, without_store
 from app.admission.factor import ThrottlingStatus
-from app.admission.metrics.counts import COUNTERS, HISTOGRAMS, KEPT, SHOWN, SLICE, SUMS, Counts, touch
+from app.admission.metrics.counts import (
+    COUNTERS,
+    HISTOGRAMS,
+    KEPT,
+    SHOWN,
+    SLICE,
+    SUMS,
+    Counts,
+    Histogram,
+    touch,
+)
 from app.admission.metrics.metrics import (
     GONE_S,
     HALF_LIFE_S,
@@ -513,6 +523,34 @@ def test_counts_of_processes_add_up(tmp_path: Path, clock: Clock):
         assert value(metrics, "store_seconds_sum") == 1.0
         assert value(metrics, "script_asks_count") == 2
         assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 2.0
+
+
+def test_file_of_counts_has_the_bounds_that_the_version_before_adds_up(tmp_path: Path, clock: Clock):
+    """That version refuses a histogram with other bounds, and its scrape fails."""
+    metrics = Metrics(tmp_path, clock)
+    metrics.observe_decisions([0.0015, 0.0021, 7.0])
+    metrics.write()
+    (file,) = tmp_path.glob("*.counts")
+    seconds = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
+    assert msgpack.decode(file.read_bytes())["decision_seconds"] == {
+        "bounds": seconds,
+        "counts": [0, 0, 0, 0, 2, *[0] * 8, 1],
+        "total": pytest.approx(7.0036),
+    }
+
+
+def test_histogram_with_other_bounds_is_added_by_these(tmp_path: Path, clock: Clock):
+    finer = Counts(decision_seconds=Histogram((0.0002, 0.00025, 1.0, 2.0), [1, 2, 4, 8, 16], 5.0))
+    (tmp_path / "1-x.counts").write_bytes(msgpack.encode(finer))
+    metrics = Metrics(tmp_path, clock)
+    metrics.observe_decisions([0.0002])
+    found = samples(metrics)
+    reached = {
+        bound: found["decision_seconds_bucket", (("le", bound),)]
+        for bound in ("0.0001", "0.00025", "0.5", "1.0", "+Inf")
+    }
+    assert reached == {"0.0001": 0, "0.00025": 4, "0.5": 4, "1.0": 8, "+Inf": 32}
+    assert found["decision_seconds_sum", ()] == pytest.approx(5.0002)
 
 
 def test_every_count_is_added_up_over_processes():

@@ -11,14 +11,13 @@ from itertools import accumulate, pairwise
 import pytest
 from msgspec import msgpack
 
-from app.admission.metrics.counts import LATENCY_S
 from app.admission.metrics.metrics import Metrics
 from app.admission.metrics.tally import Tally
 from app.admission.overview import publisher as publishing
 from app.admission.overview.overview import DeploymentOverview, Resolution
 from app.admission.overview.publisher import Publisher
 from app.store.port import StoreError
-from app.store.samples import COUNTED, NewSamples, ProcessSample, TimedSample
+from app.store.samples import COUNTED, LATENCY_S, NewSamples, ProcessSample, TimedSample
 
 START_S = 1_763_719_700
 """The store's time when the clock of the tests is 0; 20 s into a minute."""
