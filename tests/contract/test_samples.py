@@ -25,6 +25,10 @@ from tests import clusters
 from tests.report import say
 from tests.stores import KINDS, MAXMEMORY, running
 
+OVERHEAD = 64
+"""The bytes of an entry beside its sample, as the script reckons them."""
+FIXED = 1_024
+"""More than the bytes of all keys without entries."""
 SECONDS, MINUTES, BYTES = "qg1:overview:seconds", "qg1:overview:minutes", "qg1:overview:bytes"
 
 
@@ -190,14 +194,24 @@ async def test_a_clock_that_went_back_begins_anew(series: SampleSeries, raw: red
     assert found.sample.counts[0] == 2
 
 
-async def test_a_second_a_process_sends_few_bytes(series: SampleSeries, raw: redis.asyncio.Redis):
+@pytest.mark.parametrize("size", [150, 400, LARGEST])
+async def test_64_processes_send_and_keep_few_bytes(
+    series: SampleSeries, raw: redis.asyncio.Redis, size: int
+):
+    seconds, processes = 5, 64
     before = await raw.info("stats")
-    for _ in range(100):
-        await series.append(sample().ljust(LARGEST), b"", None, 0)
+    for _ in range(seconds * processes):
+        assert (await series.append(sample().ljust(size), b"", None, 0))[1]
     after = await raw.info("stats")
-    sent = (after["total_net_input_bytes"] - before["total_net_input_bytes"]) / 100
-    say(f"a sample of the largest size takes {sent:.0f} bytes on the way to the store, script included")
-    assert sent < 6 * 1024
+    sent = (after["total_net_input_bytes"] - before["total_net_input_bytes"]) / seconds
+    kept = (await taken(raw) - FIXED) / seconds / processes
+    whole = kept * processes * (SECONDS_MS // 1_000 + MINUTES_MS // 60_000)
+    say(
+        f"samples of {size} bytes: {processes} processes send {sent / 1024:.0f} KiB a second; without a "
+        f"bound the store would keep {whole / 2**20:.0f} MiB, {kept:.0f} bytes for each"
+    )
+    assert sent < processes * (size + 4 * 1024)  # the script is sent with each
+    assert kept <= size + OVERHEAD
 
 
 async def test_an_overview_of_a_store_counts_every_ask(series: SampleSeries, url: str):

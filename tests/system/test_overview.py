@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,22 +17,29 @@ from typing import Any
 import httpx
 import redis
 
+from app.store.samples import LARGEST
 from tests import clusters, stores
 from tests.report import say
-from tests.service import Service, eventually, running
+from tests.service import STOP_WITHIN_S, Service, eventually, running
 
+MANY = 20
 DENY = {"limit": 1e-6, "algorithm": "token_bucket", "burst": 10, "enforcement": "deny"}
-OUTCOMES = ("admit", "delay", "throttle", "reject")
+OUTCOMES, SOURCES = ("admit", "delay", "throttle", "reject"), ("local", "fallback")
+Answers = Counter[str]
+"""Decisions that callers got: by outcome, and by source too, as a busy node may answer by policy."""
 
 
 @contextmanager
-def nodes(tmp_path: Path, count: int) -> Iterator[tuple[list[Service], Callable[[], Any]]]:
+def nodes(
+    tmp_path: Path, count: int, **environment: str
+) -> Iterator[tuple[list[Service], Callable[[], Any]]]:
     """Nodes of one deployment, and a function that starts another one."""
     with ExitStack() as stack:
         start = partial(
             running,
             store_url=stack.enter_context(stores.running("valkey")),
             database_url=f"sqlite:///{tmp_path / 'catalog.db'}",
+            environment=environment,
         )
         yield [stack.enter_context(start()) for _ in range(count)], start
 
@@ -47,15 +55,20 @@ def counted(view: dict[str, Any], *fields: str) -> int:
     return sum(entry[field] for entry in view["series"] for field in fields)
 
 
-def until_counted(node: Service, decisions: int) -> dict[str, Any]:
-    """The overview of a node as soon as it has as many decisions."""
+def answers_of(view: dict[str, Any]) -> Answers:
+    return +Counter({field: counted(view, field) for field in (*OUTCOMES, *SOURCES)})
+
+
+def until_counted(node: Service, answers: Answers) -> dict[str, Any]:
+    """The overview of a node as soon as it has as many decisions, which it has by outcome and source."""
     view: dict[str, Any] = {}
 
     def look() -> bool:
         view.update(overview(node))
-        return counted(view, *OUTCOMES) >= decisions
+        return counted(view, *OUTCOMES) >= total(answers)
 
     eventually(look)
+    assert answers_of(view) == answers
     return view
 
 
@@ -71,37 +84,52 @@ def dropped(node: Service) -> float:
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-def ask(node: Service, principal: str, asks: int = 20) -> int:
-    node.batch([{"principal": principal, "usage": {"requests": 1}}] * asks)
-    return asks
+def total(answers: Answers) -> int:
+    return sum(answers[outcome] for outcome in OUTCOMES)
+
+
+def ask(node: Service, *principals: str) -> Answers:
+    decisions = node.batch([{"principal": each, "usage": {"requests": 1}} for each in principals])
+    said = (each[field] for each in decisions for field in ("decision", "source"))
+    return Counter(word for word in said if word != "store")
+
+
+def ask_until_it_ends(node: Service, principal: str) -> Answers:
+    """Ask a node that stops for as long as it answers."""
+    answers: Answers = Counter()
+    with suppress(httpx.TransportError):
+        while True:
+            answers += ask(node, principal)
+    return answers
 
 
 def test_sum_over_nodes_is_exact_over_a_stop_and_a_start(tmp_path: Path) -> None:
-    with nodes(tmp_path, 3) as (three, start):
+    with nodes(tmp_path, 3, QUOTAGATE_DRAIN_MS="2000") as (three, start):
         three[0].put("user=alice", request_rate=DENY)
         three[0].put("user=shadow", request_rate={**DENY, "shadow": True})
         for node in three:
             eventually(partial(follows, node, "user=shadow"))
-        sent = sum(ask(node, name) for node in three for name in ("alice", "shadow", "nobody"))
-        sent += ask(three[2], "alice")
-        assert three[2].stop() == 0
+        answers: Answers = Counter()
+        for node in three:
+            answers += ask(node, *MANY * ["alice"], *MANY * ["shadow"], *MANY * ["nobody"])
+        three[2].process.terminate()
+        last = ask_until_it_ends(three[2], "alice")
+        assert three[2].process.wait(STOP_WITHIN_S) == 0
+        assert last, "it drains"
+        answers += last
         with start() as again:
-            sent += ask(again, "alice", 7)
-            view = until_counted(three[0], sent)
-            assert counted(view, *OUTCOMES) == sent
-            assert counted(view, "admit") == 10 + 60 + 60
-            assert counted(view, "throttle") == sent - 130
-            assert counted(view, "local") == 60  # no quota applies
-            assert counted(view, "shadow_refused") == 50
-            assert counted(view, "shed", "fallback") == 0
-            assert sum(sum(entry["latency"]) for entry in view["series"]) == sent
+            answers += ask(again, *MANY * ["alice"])
+            view = until_counted(three[0], answers)
+            assert counted(view, "local") == 3 * MANY  # no quota applies
+            assert 0 < counted(view, "shadow_refused") <= 3 * MANY - 10
+            assert sum(sum(entry["latency"]) for entry in view["series"]) == total(answers)
             (throttled,) = view["throttled"]
-            assert (throttled["bucket"], throttled["asks"]) == ("user=alice", sent - 130)
+            assert (throttled["bucket"], throttled["asks"]) == ("user=alice", answers["throttle"])
             assert len({node["node"] for node in view["nodes"]}) == 3
             (store,) = view["stores"]
             assert 0 < store["memory_bytes"] < store["max_bytes"] == stores.MAXMEMORY
             assert store["faults"] == []
-            assert counted(until_counted(again, sent), *OUTCOMES) == sent
+            until_counted(again, answers)
             by_minute = overview(again, "?resolution=minute")  # of the node that stopped, at least
             assert {entry["at_ms"] % 60_000 for entry in by_minute["series"]} <= {0}
 
@@ -109,33 +137,35 @@ def test_sum_over_nodes_is_exact_over_a_stop_and_a_start(tmp_path: Path) -> None
 def test_increments_have_each_entry_once(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as ((node,), _):
         node.put("user=alice", request_rate=DENY)
-        sent, throttled = 0, 0
+        answers: Answers = Counter()
+        throttled = 0
         entries: list[dict[str, Any]] = []
-        while sent < 100 or sum(entry[field] for entry in entries for field in OUTCOMES) < sent:
-            sent += ask(node, "alice") if sent < 100 else 0
+        while total(answers) < 100 or counted({"series": entries}, *OUTCOMES) < total(answers):
+            if total(answers) < 100:
+                answers += ask(node, *MANY * ["alice"])
             more = overview(node, f"?since_ms={entries[-1]['at_ms']}" if entries else "")
             throttled += sum(each["asks"] for each in more["throttled"])
             entries += more["series"]
         at = [entry["at_ms"] for entry in entries]
         assert at == sorted(set(at))
-        assert sum(entry[field] for entry in entries for field in OUTCOMES) == sent
-        assert throttled == sent - 10
+        assert answers_of({"series": entries}) == answers
+        assert throttled == answers["throttle"]
         assert overview(node, f"?since_ms={2**53 - 1}")["series"] == []
 
 
 def test_a_killed_node_loses_its_last_second_which_is_a_gap(tmp_path: Path) -> None:
     with nodes(tmp_path, 2) as ((victim, other), _):
-        sent = ask(victim, "nobody") + ask(other, "nobody")
-        until_counted(other, sent)
-        lost = ask(victim, "nobody")
+        answers = ask(victim, *MANY * ["nobody"]) + ask(other, *MANY * ["nobody"])
+        until_counted(other, answers)
+        lost = total(ask(victim, *MANY * ["nobody"]))
         os.kill(victim.pid, signal.SIGKILL)
         victim.process.wait()
-        sent += ask(other, "nobody")
+        answers += ask(other, *MANY * ["nobody"])
         killed_ms = overview(other)["now_ms"]
 
         eventually(lambda: overview(other)["series"][-1]["at_ms"] > killed_ms + 5_000)
         view = overview(other)
-        assert sent <= counted(view, *OUTCOMES) <= sent + lost
+        assert total(answers) <= counted(view, *OUTCOMES) <= total(answers) + lost
         at = [entry["at_ms"] for entry in view["series"]]
         assert any(later - earlier > 1_000 for earlier, later in pairwise(at) if later > killed_ms - 3_000)
 
@@ -143,26 +173,59 @@ def test_a_killed_node_loses_its_last_second_which_is_a_gap(tmp_path: Path) -> N
 def test_a_store_that_is_away_is_named_and_its_gap_has_all_counts(tmp_path: Path) -> None:
     with stores.server("valkey") as store, running(store_url=store.url) as node:
         node.put("user=alice", request_rate=DENY)
-        sent = ask(node, "alice")
-        until_counted(node, sent)
+        answers = ask(node, *MANY * ["alice"])
+        until_counted(node, answers)
         store.hold()
-        sent += ask(node, "alice")
+        answers += ask(node, *MANY * ["alice"])
         eventually(lambda: overview(node)["stores"][0]["faults"])
         eventually(lambda: dropped(node) > 0)
         assert overview(node)["series"], "it shows what it has"
         store.go_on()
-        view = until_counted(node, sent)
-        assert counted(view, *OUTCOMES) == sent
-        assert counted(view, "fallback") > 0
+        until_counted(node, answers)
+        assert answers["fallback"] > 0
+
+
+def test_store_without_room_decides_and_its_gap_has_all_counts() -> None:
+    with (
+        stores.running("valkey") as url,
+        redis.Redis.from_url(url) as store,
+        running(store_url=url) as node,
+    ):
+        node.put("user=alice", request_rate=DENY)
+        answers = ask(node, *MANY * ["alice"])
+        until_counted(node, answers)
+        store.set("filler", b"x" * 64 * 1024 * 1024)
+        store.config_set("maxmemory", store.info("memory")["used_memory"] * 64 // 63)
+        eventually(lambda: dropped(node) > 1)
+        more = ask(node, *MANY * ["alice"])
+        assert more["throttle"] > 0, "the store decides"
+        store.config_set("maxmemory", stores.MAXMEMORY)
+        view = until_counted(node, answers + more)
+        at = [entry["at_ms"] for entry in view["series"]]
+        assert any(later - earlier > 1_000 for earlier, later in pairwise(at))
+
+
+def test_a_flood_of_long_new_names_hides_no_busy_bucket_and_makes_no_sample_large(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1) as ((node,), _), redis.Redis.from_url(node.store_url) as store:
+        node.put("user=*", request_rate={**DENY, "burst": 1})
+        answers: Answers = Counter()
+        for part in range(10):
+            names = [f"{part}-{number}-{'x' * 500}" for number in range(400)]
+            answers += ask(node, *names, *names)  # the second ask of each is throttled
+            answers += ask(node, *2 * MANY * ["busy"])
+        view = until_counted(node, answers)
+        assert view["throttled"][0]["bucket"] == "user=busy"
+        assert len(view["throttled"]) <= 50
+        sizes = [len(fields[b"sample"]) for _, fields in store.xrange("qg1:overview:seconds")]
+        say(f"samples of {min(sizes)} to {max(sizes)} bytes")
+        assert max(sizes) <= LARGEST
 
 
 def test_cluster_has_one_overview_with_all_its_primaries() -> None:
     with clusters.running(replicas=False) as own, running(store_url=own.url) as node:
         node.put("user=*", request_rate=DENY)
-        sent = sum(ask(node, f"principal-{number}") for number in range(6))
-        view = until_counted(node, sent)
-        assert counted(view, *OUTCOMES) == sent
-        assert counted(view, "throttle") == 6 * 10
+        names = [f"principal-{number}" for number in range(6)]
+        view = until_counted(node, ask(node, *MANY * names))
         assert len(view["throttled"]) == 6
         places = sorted(store["primary"] for store in view["stores"])
         assert places == sorted(f"127.0.0.1:{each.port}" for each in own.nodes)
@@ -173,7 +236,7 @@ def test_callers_in_a_loop_take_a_bounded_part_of_the_node_and_the_store(tmp_pat
     """Each caller wants other entries, so that no two share an answer."""
     with nodes(tmp_path, 1) as ((node,), _), redis.Redis.from_url(node.store_url) as store:
         node.put("user=alice", request_rate=DENY)
-        until_counted(node, ask(node, "alice"))
+        until_counted(node, ask(node, *MANY * ["alice"]))
         began, ended, answers = time.monotonic(), Event(), []
         before = store.info("commandstats")["cmdstat_xrange"]["calls"]
 

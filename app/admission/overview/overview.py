@@ -1,7 +1,7 @@
 """The overview of all processes, as a node shows it.
 
-A node reads from the store only samples that are new to it, and keeps the sums: 64 processes leave some 58
-MB of samples, which no request may read again. It reads when somebody asks, at most once a second; requests
+A node reads from the store only samples that are new to it, and keeps the sums: 64 processes leave up to 64
+MiB of samples, which no request may read again. It reads when somebody asks, at most once a second; requests
 that come together share a read, so a caller that asks in a loop costs the store no more than another. The
 first read of a node, and one after a long pause, has all samples that are kept: it comes in small replies,
 between which the store and this node go on. While the store is away the node shows what it has read.

@@ -155,7 +155,8 @@ class SummedSeries:
             if self._carried is None:
                 self._carried = ready
             else:
-                self._carried.add(ready.counts, ready.latency, most_throttled(ready.throttled))
+                busiest = most_throttled(ready.throttled, MOST_THROTTLED)  # a gap can be long
+                self._carried.add(ready.counts, ready.latency, busiest)
         is_lost = at in self._lost or any(
             at - self._awaited <= each.at < at and not each.newest.is_last
             for each in self._processes.values()
@@ -177,7 +178,6 @@ def add_throttled(sums: Sums, buckets: list[ThrottledBucket]) -> None:
         sums[each.quota, each.bucket] = asks + each.asks, throttle_ms + each.throttle_ms
 
 
-def most_throttled(sums: Sums, most: int | None = None) -> list[ThrottledBucket]:
-    """Return the buckets that throttled most asks, the first ones most; without a number, all."""
-    buckets = (ThrottledBucket(*names, *numbers) for names, numbers in sums.items())
-    return top(buckets, len(sums) if most is None else most)
+def most_throttled(sums: Sums, most: int) -> list[ThrottledBucket]:
+    """Return the buckets that throttled most asks, the first ones most."""
+    return top((ThrottledBucket(*names, *numbers) for names, numbers in sums.items()), most)

@@ -39,6 +39,7 @@ from app.domain.decision import Outcome
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
+from app.store.samples import COUNTED, ThrottledBucket
 from tests.unit.admission.fakes import charge_to, sent
 from tests.waiting import until
 
@@ -505,6 +506,38 @@ def test_quiet_entity_disappears(metrics: Metrics, clock: Clock):
     assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
     count(metrics, judged(bucket="user=bob"))
     assert list(metrics._counts.rates) == [("request_rate", "user=bob")]
+
+
+def test_totals_have_each_decision_once_and_the_buckets_that_throttled_it(metrics: Metrics):
+    count(metrics, judged(outcome="delay", throttle_ms=7))
+    count(metrics, judged(outcome="throttle", throttle_ms=9, shadow=True))
+    count(
+        metrics,
+        judged(outcome="throttle", throttle_ms=9),
+        ask=Ask({"requests": 1}, principal="alice", mode="peek"),
+    )
+    nothing = PlannedAsk(ASK, (), None)
+    nothing.decision, _ = without_call(nothing, sequential=False)
+    metrics.count(nothing, None)
+    charge, _ = judged()
+    away = PlannedAsk(ASK, (charge,), Plan("admit", (charge,)))
+    away.decision, _ = without_store(ASK, (charge,))
+    metrics.count(away, None)
+    metrics.count_shed("age")
+    metrics.observe_decisions([0.001, 0.0011, 0.0025, 2.0])
+    counts, latency, queue_asks = metrics.totals()
+    assert dict(zip(COUNTED, counts, strict=True)) == {
+        "admit": 3,
+        "delay": 1,
+        "throttle": 1,
+        "reject": 0,
+        "local": 1,
+        "fallback": 1,
+        "shed": 1,
+        "shadow_refused": 1,
+    }
+    assert (latency, queue_asks) == ([1, 1, 1, *[0] * 7, 1], 0)
+    assert metrics.throttled.take(9) == [ThrottledBucket("request_rate", "user=alice", 1, 7)]
 
 
 # Several processes

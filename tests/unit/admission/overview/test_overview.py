@@ -14,22 +14,29 @@ from msgspec import msgpack
 from app.admission.metrics.metrics import Metrics
 from app.admission.metrics.tally import Tally
 from app.admission.overview import publisher as publishing
-from app.admission.overview.overview import DeploymentOverview, Resolution
+from app.admission.overview.overview import STEP_MS, DeploymentOverview, Resolution
 from app.admission.overview.publisher import Publisher
 from app.store.port import StoreError
 from app.store.samples import COUNTED, LATENCY_S, NewSamples, ProcessSample, TimedSample
 
 START_S = 1_763_719_700
 """The store's time when the clock of the tests is 0; 20 s into a minute."""
+TIMEOUT = StoreError("timeout", "no answer")
 
 
 class Store:
-    """Both series of a store, and its clock, which tests move by hand."""
+    """Both series of a store, and its clock, which tests move by hand.
+
+    Attributes:
+        error: raised by each call.
+        fate: of the next samples: `taken`, `lost`, taken without a `reply`, or no `room` for them.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.reads = 0
         self.error: StoreError | None = None
+        self.fate = "taken"
         self._series: tuple[list[TimedSample], list[TimedSample]] = ([], [])
 
     def clock(self) -> float:
@@ -40,13 +47,17 @@ class Store:
         return round((START_S + self.now_s) * 1000)
 
     async def append(self, second: bytes, minute: bytes, at: int | None, at_minute: int) -> tuple[int, bool]:
-        if self.error:
-            raise self.error
+        if self.error or self.fate == "lost":
+            raise self.error or TIMEOUT
+        if self.fate == "room":
+            return self.now_ms, False
         at = round(self.now_ms / 1000) if at is None else at
         for series, ends, sample in zip(self._series, (at, at_minute), (second, minute), strict=True):
             if sample:
                 read = msgpack.decode(sample, type=ProcessSample)
                 series.append(TimedSample(ends, self.now_ms, read))
+        if self.fate == "reply":
+            raise TIMEOUT
         return self.now_ms, True
 
     async def read(self) -> NewSamples:
@@ -134,6 +145,39 @@ async def test_minute_whose_last_sample_is_lost_is_published_a_second_later(stor
         (first + 1, 59),
         (first + 2, 60),
     ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_count_is_lost_or_added_twice_whatever_becomes_of_samples(store: Store, seed: int):
+    chance = random.Random(seed)
+    live, processes, shed = DeploymentOverview(store, clock=store.clock), [Process(store, "0")], 0
+    for second in range(200):
+        if chance.random() < 0.05:
+            processes.append(Process(store, f"{second}"))
+        for process in list(processes):
+            requests = chance.randrange(3)
+            process.shed(requests)
+            shed += requests
+            store.fate = chance.choice(("taken", "taken", "taken", "lost", "reply", "room"))
+            if len(processes) > 1 and chance.random() < 0.02:
+                store.fate = "taken"
+                await process.publisher.publish(is_last=True)
+                processes.remove(process)
+            elif chance.random() < 0.95:  # else it is late
+                await process.publisher.publish()
+        if chance.random() < 0.5:
+            await live.refresh()
+        store.now_s += chance.choice((0.7, 1, 1, 1, 5))
+    store.fate = "taken"
+    for process in processes:
+        await process.publisher.publish()
+    store.now_s += 70
+    for process in processes:
+        await process.publisher.publish(is_last=True)
+    store.now_s += 70
+    await live.refresh()
+    assert {each: summed(live, each, "shed") for each in STEP_MS} == dict.fromkeys(STEP_MS, shed)
+    assert all(min(point.counts) >= 0 for each in STEP_MS for point in live.view(each).points)
 
 
 async def test_shed_requests_are_counted_apart_from_decisions(store: Store):
