@@ -1,4 +1,4 @@
-"""Samples in the store: each process appends one a second; a node reads those that are new to it.
+"""Samples in the store: each process appends one a second, and a node reads the new ones.
 
     qg1:overview:seconds    a stream: a sample of each process for each second, 15 minutes long
     qg1:overview:minutes    a stream: a sample of each process for each minute, a day long

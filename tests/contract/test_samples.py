@@ -26,7 +26,7 @@ from tests.report import say
 from tests.stores import KINDS, MAXMEMORY, running
 
 OVERHEAD = 64
-"""The bytes of an entry beside its sample, as the script reckons them."""
+"""The bytes of an entry without its sample, as in the script."""
 FIXED = 1_024
 """More than the bytes of all keys without entries."""
 SECONDS, MINUTES, BYTES = "qg1:overview:seconds", "qg1:overview:minutes", "qg1:overview:bytes"

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -84,9 +85,12 @@ def test_screen_follows_the_deployment_until_ctrl_c() -> None:
     with running() as node, terminal(node, "top") as shown:
         node.put("user=alice", request_rate={"limit": 1e-6, "algorithm": "token_bucket", "burst": 10})
         eventually(lambda: shown.shows(r"delay +\S+ +0 "))
-        node.batch([{"principal": "nobody", "usage": {"requests": 1}}] * 30)
-        node.batch([{"principal": "alice", "usage": {"requests": 1}}] * 20)
-        counted = r"admit +\S+ +40 .*[▁▂▃▄▅▆▇█](?s:.*)delay +\S+ +10 (?s:.*)user=alice +request_rate "
+        asks = [{"principal": name, "usage": {"requests": 1}} for name in (*30 * ["nobody"], *20 * ["alice"])]
+        given = Counter(each["decision"] for each in node.batch(asks))
+        counted = (
+            rf"admit +\S+ +{given['admit']} .*[▁▂▃▄▅▆▇█](?s:.*)delay +\S+ +{given['delay']} "
+            r"(?s:.*)user=alice +request_rate "
+        )
         eventually(lambda: shown.shows(counted))
         shown.process.send_signal(signal.SIGINT)
         assert shown.process.wait(60) == 0
