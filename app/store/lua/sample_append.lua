@@ -4,7 +4,8 @@ Both series together take at most 1/64 of the store's memory: the series by the 
 its oldest samples first, then the one by the second. The last 1/32 of the memory is left to leases, the factor and the
 examination, as by log_append.lua. A call removes at most MOST_REMOVED samples of each series, so it is short.
 
-The bytes of a series are known without counting: each entry has the number of bytes that were appended before it.
+The bytes of a series are known without counting: each entry has the number of bytes that were appended before it,
+reckoned as the store's allocator may take them.
 
 KEYS[1]  stream  the series by the second: each entry has `at` (the time until which the sample counts, in s since
                  1970), `before` (bytes that were appended to the series before it), `sample`, in this order
@@ -23,7 +24,8 @@ Example  EVAL ... 3 qg1:overview:seconds qg1:overview:minutes qg1:overview:bytes
          { 1763719742123, 1 }
 ]]
 assert(#KEYS == 3 and #ARGV == 7, 'sample_append takes 3 keys and 7 arguments')
-local OVERHEAD = 64 -- bytes of an entry without its sample, rounded up
+local OVERHEAD = 48 -- bytes of an entry without its sample
+local ROUNDED_UP = 1.25 -- what jemalloc may add to a node of a stream, which has as few as 3 of the largest samples
 local SHARE = 64
 local MOST_REMOVED = 64
 local WRONG_MS = 2000 -- a process is wrong about the store's time by more than this only after a failover
@@ -37,6 +39,8 @@ if not at or math.abs(at * 1000 - now) > WRONG_MS then
   minute = math.floor(at / 60)
 end
 
+local function size(sample) return sample == '' and 0 or math.ceil(#sample * ROUNDED_UP) + OVERHEAD end
+
 local function held(key, appended)
   local oldest = redis.call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
   return oldest and appended - oldest[2][4] or 0
@@ -47,13 +51,11 @@ local function remove(key, bytes)
   for place, entry in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', MOST_REMOVED)) do
     if bytes <= 0 then break end
     removed[place] = entry[1]
-    bytes = bytes - #entry[2][6] - OVERHEAD
+    bytes = bytes - size(entry[2][6])
   end
   if #removed > 0 then redis.call('XDEL', key, unpack(removed)) end
   return bytes
 end
-
-local function size(sample) return sample == '' and 0 or #sample + OVERHEAD end
 
 local most = tonumber(ARGV[7])
 local memory = redis.pcall('INFO', 'memory')
