@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self, cast
@@ -143,12 +143,27 @@ def shared_key_of(client: Redis, name: str) -> str:
     return shared_key(name, clustered=is_clustered(client))
 
 
-class _TcpConnection(redis.Connection):
-    """A connection that is opened by ``Sockets``."""
+class _HeardConnection(redis.connection.AbstractConnection):
+    """A connection that is opened by ``Sockets`` and reports each reply by calling ``heard``."""
 
-    def __init__(self, *, sockets: Sockets, **options: Any) -> None:
+    def __init__(self, *, sockets: Sockets, heard: Callable[[], None], **options: Any) -> None:
         self._sockets = sockets
+        self._heard = heard
         cast("Any", super()).__init__(**options)
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read a reply, as redis-py does."""
+        try:
+            reply = cast("Any", super()).read_response(*arguments, **options)
+        except ResponseError:  # it is a reply too
+            self._heard()
+            raise
+        self._heard()
+        return reply
+
+
+class _TcpConnection(_HeardConnection, redis.Connection):
+    """A TCP connection."""
 
     def open_socket(self) -> socket.socket:
         """Connect, and greet nobody.
@@ -191,12 +206,8 @@ class _SentinelTlsConnection(SentinelManagedConnection, _TlsConnection):
     """The same with TLS."""
 
 
-class _UnixConnection(redis.UnixDomainSocketConnection):
-    """A connection to a Unix socket that is opened by ``Sockets``."""
-
-    def __init__(self, *, sockets: Sockets, **options: Any) -> None:
-        self._sockets = sockets
-        cast("Any", super()).__init__(**options)
+class _UnixConnection(_HeardConnection, redis.UnixDomainSocketConnection):
+    """A connection to a Unix socket."""
 
     def open_socket(self) -> socket.socket:
         """Connect, and greet nobody.
@@ -218,14 +229,34 @@ class OpenedConnection(AbstractConnection):
     Args:
         tls: the context for TLS; None without.
         host: the name that the certificate must have.
+        heard: called after each reply.
         options: as for a connection of redis-py.
     """
 
-    def __init__(self, opened: socket.socket, tls: ssl.SSLContext | None, host: str, **options: Any) -> None:
+    def __init__(
+        self,
+        opened: socket.socket,
+        tls: ssl.SSLContext | None,
+        host: str,
+        *,
+        heard: Callable[[], None],
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._opened = opened
         self._tls = tls
         self._host = host
+        self._heard = heard
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read a reply, as redis-py does."""
+        try:
+            reply = await cast("Any", super()).read_response(*arguments, **options)
+        except ResponseError:  # it is a reply too
+            self._heard()
+            raise
+        self._heard()
+        return reply
 
     async def _connect(self) -> None:
         if self._opened.family == socket.AF_UNIX:
@@ -244,7 +275,7 @@ class OpenedConnection(AbstractConnection):
         return [("host", self._host)]
 
 
-_GREETING: Final = ("db", "username", "password", "client_name", "driver_info", "protocol")
+_GREETING: Final = ("db", "username", "password", "client_name", "driver_info", "protocol", "heard")
 """The options that a greeting needs."""
 
 
@@ -311,13 +342,21 @@ def _sockets_of(url: str) -> Sockets:
     return Sockets(SPARES + sentinels, socket.AF_INET6 if hosts.startswith("[") else socket.AF_INET)
 
 
-def blocking_client_of(url: str, timeout_s: float, sockets: Sockets) -> redis.Redis:
-    """A client that blocks its thread and never retries."""
+def blocking_client_of(
+    url: str, timeout_s: float, sockets: Sockets, heard: Callable[[], None] = lambda: None
+) -> redis.Redis:
+    """A client that blocks its thread and never retries.
+
+    Args:
+        timeout_s: how long each reply may take.
+        heard: called after each reply, of the greeting too; so is it by the connections of ``dial``.
+    """
     options = {
         **_options(timeout_s, CONNECT_WITHIN_S),
         "redis_connect_func": _greet_blocking,
         "retry": redis.retry.Retry(NoBackoff(), 0),
         "sockets": sockets,
+        "heard": heard,
     }
     if scheme_of(url) in SENTINEL_SCHEMES:
         address = sentinel_address(url)

@@ -132,7 +132,7 @@ class RedisStore:
         self._client = client_of(url, timeout_s)
         self._own_reserve = Reserve.of(url, threads=1) if reserve is None else None
         self._sockets, self._threads = cast("Reserve", reserve or self._own_reserve)
-        self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S, self._sockets)
+        self._examiner = blocking_client_of(url, EXAMINE_WITHIN_S, self._sockets, self._hear)
         """A client with its own connections, which neither waits for calls nor tests an old connection."""
         self._calls: Connection | None = None
         self._short: ShortageError | None = None
@@ -140,7 +140,8 @@ class RedisStore:
         self._lost_at: float | None = None
         """When calls began to wait for another connection, by the loop's clock; None while none waits."""
         self._heard_at = 0.0
-        """When the store last replied to an examination, or its silence began to count, by the same clock."""
+        """When the store last replied to an examination or a greeting, or its silence began to count, by the
+        same clock."""
         self._waiting: list[tuple[Command, Done]] = []
         """The commands that wait, to be sent on the next connection."""
         self.lost: Callable[[StoreError], None] = lambda _error: None
@@ -292,7 +293,7 @@ class RedisStore:
         loop = asyncio.get_running_loop()
         try:
             unused = await loop.run_in_executor(self._threads, dial, self._examiner, GREET_WITHIN_S)
-            self._heard_at = monotonic()
+            self._hear()
             self._calls = await Connection.open(unused, self._was_lost)
         except (RedisError, OSError) as error:
             raise failure(error) from error
@@ -305,15 +306,9 @@ class RedisStore:
 
     def _look(self) -> tuple[Fault, ...]:
         """Examine the store, in a thread that may block."""
-        self._heard_at = monotonic()  # the time before was this node's
+        self._hear()  # the time before was this node's
         faults = self._faults()
-        self._heard_at = monotonic()
-
-        async def run_here(*command: str | bytes | int) -> Any:
-            reply = await _run_blocking(self._examiner, *command)
-            self._heard_at = monotonic()
-            return reply
-
+        run_here = partial(_run_blocking, self._examiner)
         lacking = _result_of(self._lacking(run_here))
         order, probe = self._examined_keys()
         try:
@@ -391,6 +386,10 @@ class RedisStore:
         waiting, self._waiting = self._waiting, []
         for command, done in waiting:
             self._send(command, done)
+
+    def _hear(self) -> None:
+        """Note that the store has just replied to an examination or a greeting."""
+        self._heard_at = monotonic()
 
     def _faults(self) -> tuple[Fault, ...]:
         try:

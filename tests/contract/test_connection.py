@@ -8,15 +8,19 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+import redis
 from redis.exceptions import ConnectionError, ResponseError  # noqa: A004
 
 from app.store.client import client_of
 from app.store.connection import Connection
+from app.store.redis import RedisStore
 from tests import stores
 from tests.stores import Server
 from tests.waiting import until
 
 KINDS = stores.KINDS
+GREETING = ("the library's name", "its version", "the connection's name")
+"""Replies to a greeting, errors among them; there is a greeting for calls, and one for examinations."""
 
 
 @asynccontextmanager
@@ -99,3 +103,33 @@ async def test_connection_closed_by_us_reports_no_loss():
                 await asked
             server.go_on()
     assert lost == []
+
+
+class HearingStore(RedisStore):
+    """Counts the replies that end its silence while it connects."""
+
+    heard = 0
+
+    def _hear(self) -> None:
+        self.heard += 1
+        super()._hear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_reply_to_a_greeting_ends_the_silence(kind: str):
+    """Each reply alone is due within the budget, so that a crowded machine does not make a store silent."""
+    with stores.server(kind) as server, redis.Redis.from_url(server.url) as operator:
+        store = HearingStore(server.url)
+        lost: list[str] = []
+        store.lost = lambda _error: lost.append("lost")
+        await store.examine()
+        before = store.heard
+        await store.examine()
+        connected = store.heard - before
+        cast("Any", operator).execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await until(lambda: lost)
+        before = store.heard
+        await store.examine()
+        assert store.heard - before >= connected + 2 * len(GREETING)
+        assert store.silent_since() is None
+        await store.close()

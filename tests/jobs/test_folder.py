@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -159,6 +160,25 @@ def test_of_two_runs_the_later_one_stops_at_its_beginning(tmp_path: Path):
             OutputFolder(str(out)).__enter__()
         with pytest.raises(JobError, match=TAKEN):
             OutputFolder(str(out), overwrite=True).__enter__()
+    assert held(tmp_path) == {"out/mine"}
+
+
+def test_run_whose_claim_is_just_being_written_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file is empty between its opening and its first byte."""
+    is_empty = threading.Event()
+
+    def write(folder: OutputFolder, path: str, content: bytes) -> None:
+        with folder._files.open_output_stream(path) as file:
+            if path.endswith(CLAIM):
+                is_empty.set()
+                time.sleep(0.3)
+            file.write(content)
+
+    monkeypatch.setattr(OutputFolder, "_write", write)
+    with OutputFolder(str(tmp_path / "out")) as folder:
+        folder.text("mine", "")
+        is_empty.clear()
+        assert is_empty.wait(60)
     assert held(tmp_path) == {"out/mine"}
 
 

@@ -299,6 +299,8 @@ async def test_asks_wait_and_are_shed_once_the_reserve_is_used_up(tmp_path: Path
     with site(tmp_path) as target:
         async with asking(target.node) as callers:
             await callers.pause()
+            # This opens the connection for the metrics, since none can be opened during the fault.
+            assert target.shortages("descriptors") == 0
             with no_descriptors(target):
                 while not target.shortages("descriptors"):
                     target.lose_connections()

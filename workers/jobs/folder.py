@@ -29,8 +29,8 @@ RENAMES_AT_ONCE: Final = frozenset({"local", "hdfs"})
 ROWS_OF_A_GROUP: Final = 65_536
 CLAIM: Final = "claim"
 CLAIMED_EVERY_S: Final = 1.0
-ABANDONED_S: Final = 3.0
-"""A claim that did not change for so long was left by a run that was killed."""
+ABANDONED_S: Final = 10.0
+"""A claim that did not change for so long was left by a run that was killed; a busy run is never so late."""
 
 SETTLED_S: Final = 0.2
 """How long a run waits before it looks whether its claim is still its own: two may have begun together."""
@@ -63,6 +63,7 @@ class OutputFolder:
         self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
         self._overwrite = overwrite
         self._claim, self._done = uuid4().hex, threading.Event()
+        self._writing_claim = threading.Lock()  # a claim that is just being written is empty for a moment
         self._temporary = self._beside(f"{self._claim}.making")
         self._texts: dict[str, str] = {}
         if exists and not overwrite:
@@ -136,9 +137,11 @@ class OutputFolder:
         """
         if (held := self._held()) is not None:
             until = time.monotonic() + ABANDONED_S
-            while time.monotonic() < until and (now := self._held()) is not None:
+            while (now := self._held()) is not None:
                 if now != held:
                     raise self._taken()
+                if time.monotonic() >= until:
+                    break
                 time.sleep(CLAIMED_EVERY_S / 4)
             self._remove(self._beside(f"{held.partition(b' ')[0].decode(errors='replace')}.making"))
         if self.renames_at_once:
@@ -174,10 +177,12 @@ class OutputFolder:
             self._files.delete_dir(path)
 
     def _is_ours(self) -> bool:
-        return (self._held() or b"").startswith(self._claim.encode())
+        with self._writing_claim:
+            return (self._held() or b"").startswith(self._claim.encode())
 
     def _write_claim(self, number: int) -> None:
-        self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
+        with self._writing_claim:
+            self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
 
     def _keep_claim(self) -> None:
         number = 0

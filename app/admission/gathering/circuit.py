@@ -210,9 +210,6 @@ class Circuit:
         return True
 
     def _open(self, error: StoreError) -> None:
-        if self._reconnects:
-            self._reconnects = False
-            self._store.give_up(error)
         if self.error is None or (error.reason == "permission" and str(error) != str(self.error)):
             log.warning(
                 "the store is not available; quotas follow on_store_failure",
@@ -223,6 +220,9 @@ class Circuit:
         self.error = error
         self._metrics.count_failure(error.reason)
         self._show_state()
+        if self._reconnects:
+            self._reconnects = False
+            self._store.give_up(error)
 
     def _close(self, faults: tuple[Fault, ...]) -> None:
         if self.error is not None:
