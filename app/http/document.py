@@ -19,6 +19,7 @@ from app.http.openapi import keys as keys_schema
 from app.http.openapi import leases as leases_schema
 from app.http.openapi import overview as overview_schema
 from app.http.openapi import quotas_lists as quotas_lists_schema
+from app.http.openapi import quotas_shadow as quotas_shadow_schema
 from app.http.openapi import volumes as volumes_schema
 from app.http.openapi.schema import KEY, Schema, access_problems, components, problem_answers, ref
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
@@ -121,6 +122,7 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
     for room in (
         *(quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema),
         overview_schema,
+        quotas_shadow_schema,
     ):
         schemas |= room.COMPONENTS
     schemas["Wish"] = _timed(schemas["Wish"], clock)

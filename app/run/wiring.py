@@ -23,6 +23,7 @@ from app.admission.log.decision_log import DecisionLog
 from app.admission.metrics.metrics import Metrics
 from app.admission.overview.overview import DeploymentOverview
 from app.admission.overview.publisher import Publisher
+from app.admission.overview.shadow_publisher import ShadowPublisher
 from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
 from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
@@ -42,6 +43,7 @@ from app.http.routes.keys import router as keys_router
 from app.http.routes.overview import ShownStore
 from app.http.routes.overview import router as overview_router
 from app.http.routes.quotas import router
+from app.http.routes.quotas_shadow import router as quotas_shadow_router
 from app.http.routes.volumes import router as volumes_router
 from app.http.server.connections import Connections
 from app.http.server.intake import Intake
@@ -56,6 +58,7 @@ from app.store.cluster import ClusterStore
 from app.store.port import Memory, StoreError
 from app.store.redis import RedisStore
 from app.store.samples import SampleSeries
+from app.store.shadow_counts import ShadowCounts
 from app.store.volumes import VolumeRecord
 
 log = structlog.get_logger("quotagate")
@@ -207,6 +210,8 @@ def build(
         throttled=metrics.throttled,
         away=away,
     )
+    shadow_counts = ShadowCounts(samples.client)
+    shadow_publisher = ShadowPublisher(shadow_counts, node=name, tally=metrics.shadows, away=away)
     overview = DeploymentOverview(samples, away=away)
     primary = primary_of(settings.redis_url)
     slices = Slices()
@@ -292,6 +297,7 @@ def build(
         stack.push_async_callback(samples.close)
         stack.push_async_callback(overview.close)
         stack.push_async_callback(publisher.close)
+        stack.push_async_callback(shadow_publisher.close)
         stack.push_async_callback(stream.close)
         await logged.open()
         stack.push_async_callback(logged.close)
@@ -300,6 +306,7 @@ def build(
         if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
             raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
         publisher.open()
+        shadow_publisher.open()
         await stack.enter_async_context(
             envoy.serving(settings, envoy_port, envoy_listener, connections or Connections(), count_short)
         )
@@ -341,6 +348,7 @@ def build(
         ),
         routers=[
             router(catalog, access, rules, throttling.limit_now, timed=by_callers),
+            quotas_shadow_router(catalog, access, shadow_counts),
             keys_router(keys, access),
             buckets.router(
                 Buckets(admission.circuit, lambda: catalog.snapshot, rules, admission.local.reset),

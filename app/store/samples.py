@@ -142,10 +142,14 @@ class NewSamples(NamedTuple):
 
 
 class SampleSeries:
-    """Both series, with connections of their own, so that no decision waits for them."""
+    """Both series, with connections of their own, so that no decision waits for them.
+
+    Attributes:
+        client: these connections.
+    """
 
     def __init__(self, client: Redis) -> None:
-        self._client = client
+        self.client = client
         self._keys = [shared_key_of(client, name) for name in (SECONDS_NAME, MINUTES_NAME, BYTES_NAME)]
         self._after = [b"-", b"-"]
 
@@ -169,7 +173,7 @@ class SampleSeries:
         """
         named = (b"" if at is None else b"%d" % at, at_minute)
         now_ms, took = await run_script(
-            self._client, APPEND, self._keys, second, minute, *named, SECONDS_MS, MINUTES_MS, UNLIMITED_BYTES
+            self.client, APPEND, self._keys, second, minute, *named, SECONDS_MS, MINUTES_MS, UNLIMITED_BYTES
         )
         return int(now_ms), bool(took)
 
@@ -183,7 +187,7 @@ class SampleSeries:
         Raises:
             StoreError: the store did not answer.
         """
-        now_ms, *replies = await run_script(self._client, READ, self._keys[:2], *self._after, AT_ONCE)
+        now_ms, *replies = await run_script(self.client, READ, self._keys[:2], *self._after, AT_ONCE)
         for place, entries in enumerate(replies):
             if entries:
                 self._after[place] = b"(" + entries[-1][0]
@@ -193,7 +197,7 @@ class SampleSeries:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self.client.aclose()
 
 
 _decode: Final = msgpack.Decoder(ProcessSample).decode

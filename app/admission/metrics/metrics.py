@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from app.admission.factor import ThrottlingStatus
 from app.admission.metrics.counts import KEPT, SECONDS, Counts, Histogram, Labels, bounded, touch
 from app.admission.metrics.exposition import Exposition
+from app.admission.metrics.shadows import ShadowTally
 from app.admission.metrics.tally import Tally
 from app.admission.plan import PlannedAsk
 from app.decision_log.status import LogStatus
@@ -36,6 +37,7 @@ from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREA
 from app.node.shortage import Resource, shortage_of
 from app.store.port import Answer, Charge, ChargeResult, Memory
 from app.store.samples import LATENCY_S
+from app.store.shadow_counts import ShadowPeriod
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
@@ -87,6 +89,9 @@ class Totals(NamedTuple):
 
 
 _OUTCOMES: Final = ("admit", "delay", "throttle", "reject")
+_WENT_AHEAD: Final = ("admit", "delay")
+"""The decisions after which the work goes ahead. Only such asks count for a shadow quota: a refusal of one
+that another quota refuses is not caused by it."""
 _ALL_SECONDS: Final = tuple(sorted({*SECONDS, *LATENCY_S}))
 """The bounds by which decisions are counted once, for the metric and for the samples."""
 
@@ -114,6 +119,7 @@ class Metrics:
         observe_decisions: counts the seconds that some asks took.
         observe_queue: counts the seconds that some asks waited in this node for a call.
         throttled: the most throttled buckets since the last sample.
+        shadows: the verdicts of shadow quotas since they were last written to the store.
     """
 
     def __init__(
@@ -132,6 +138,7 @@ class Metrics:
         self._store_memory = store_memory
         self._samples_dropped = samples_dropped
         self.throttled = Tally()
+        self.shadows = ShadowTally()
         self._counts = Counts()
         self._decision_seconds = Histogram.of(_ALL_SECONDS)
         self.observe_decisions: Observe = self._decision_seconds.observe
@@ -173,7 +180,7 @@ class Metrics:
         plan = planned.plan
         if answer is None:
             if plan is None and planned.known is not None:
-                self._shadowed(planned.charges[0], "admit")
+                self._shadowed(planned, planned.charges[0], "admit")
             return False
         charges = planned.charges if plan is None else plan.charges
         has_lapsed = answer.earlier is not None and self._count_earlier(charges, answer.earlier)
@@ -185,7 +192,7 @@ class Metrics:
         is_shown = source == "store"
         if is_shown and planned.known is not None:
             charge = planned.charges[0]
-            self._shadowed(charge, "admit")
+            self._shadowed(planned, charge, "admit")
             touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
         for charge, result in zip(charges, answer.results, strict=True):
             if result.clock or result.remembered or result.fill:
@@ -194,7 +201,7 @@ class Metrics:
                 continue
             compiled = charge.compiled
             if result.throttle_ms or not compiled.is_shown_alone:
-                self._show(ask, charge, result, now)
+                self._show(planned, charge, result, now)
             elif compiled.quota.algorithm == "token_bucket":
                 touch(counts.tokens, (compiled.quota.key, charge.bucket), now, result.remaining)
             else:
@@ -214,12 +221,12 @@ class Metrics:
             self._counts.forgiven += result.forgiven
         return result.lapsed > 0
 
-    def _show(self, ask: Ask, charge: Charge, result: ChargeResult, now: float) -> None:
+    def _show(self, planned: PlannedAsk, charge: Charge, result: ChargeResult, now: float) -> None:
         """Update the gauges of a bucket from the store's result."""
         counts, compiled, throttled = self._counts, charge.compiled, 0.0
-        quota = compiled.quota
+        quota, ask = compiled.quota, planned.ask
         if compiled.shadow:
-            self._shadowed(charge, result.outcome)
+            self._shadowed(planned, charge, result.outcome)
         elif result.throttle_ms and ask.mode != "peek":
             throttled = result.throttle_ms / 1000
         if quota.algorithm == "token_bucket":
@@ -248,11 +255,15 @@ class Metrics:
                 has_lapsed |= not charge.compiled.counts_ids and result.lapsed > 0
         return has_lapsed
 
-    def _shadowed(self, charge: Charge, outcome: str) -> None:
+    def _shadowed(self, planned: PlannedAsk, charge: Charge, outcome: str) -> None:
         """Count the outcome of a quota, if it is in shadow mode."""
-        if charge.quota.shadow:
-            labels = (outcome, charge.quota.key)
+        quota = charge.quota
+        if quota.shadow:
+            labels = (outcome, quota.key)
             self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
+            decision = planned.decision
+            if decision is not None and decision.decision in _WENT_AHEAD and planned.ask.mode != "peek":
+                self.shadows.add(ShadowPeriod(quota.key, charge.entity, quota.since_ms), outcome)
 
     def _filled(self, fill: Fill, now: float) -> None:
         counts, labels = self._counts, (fill.bucket,)
