@@ -81,6 +81,7 @@ NEEDED = {
         "get /v1/quotas/{entity}",
         "get /v1/quotas:history",
         "get /v1/quotas:effective",
+        "get /v1/quotas:shadow",
         "get /v1/buckets",
         "get /v1/volumes",
         "get /v1/overview",

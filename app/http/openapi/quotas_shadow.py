@@ -85,9 +85,9 @@ SHOW: Final = route(
     description="The counts are of the whole deployment. Each node adds its own every second, and once more "
     "when it stops; the last second of a process that was killed is lost. An ask counts for a shadow quota "
     "if it was let through, by what this quota alone would have said of it. Peeks, leases and answers "
-    "without the store do not count. A change of the quota's definition begins the counts anew. They are kept in the "
-    "store, for 90 days after the last ask. To make the quota live, send PATCH /v1/quotas/{entity} with "
-    '`{"request_rate": {"shadow": null}}` and this version in If-Match.',
+    "without the store do not count. A change of the quota's definition begins the counts anew. They are "
+    "kept in the store, for 90 days after the last ask. To make the quota live, send PATCH "
+    '/v1/quotas/{entity} with `{"request_rate": {"shadow": null}}` and this version in If-Match.',
     parameters=[
         {
             "name": "entity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
 from app.store.samples import COUNTED, ThrottledBucket
+from app.store.shadow_counts import ShadowPeriod
 from tests.unit.admission.fakes import charge_to, sent
 from tests.waiting import until
 
@@ -232,6 +234,26 @@ def test_shadow_verdicts_are_counted_separately(metrics: Metrics):
     assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "refuses", "counted"),
+    [
+        ("admit", False, [0, 0, 1, 0]),
+        ("record", False, [0, 0, 1, 0]),
+        ("peek", False, None),
+        ("admit", True, None),  # another quota refuses the ask
+    ],
+)
+def test_shadow_quota_has_the_verdicts_on_asks_that_went_ahead(
+    metrics: Metrics, mode: Any, refuses: bool, counted: list[int] | None
+):
+    other = judged("consumer_byte_rate", outcome="throttle" if refuses else "admit", throttle_ms=9 * refuses)
+    shadow = judged(outcome="throttle", throttle_ms=9, shadow=True)
+    count(metrics, shadow, other, ask=replace(ASK, mode=mode))
+    period = ShadowPeriod("request_rate", shadow[0].entity, 0)
+    assert metrics.shadows.take(5) == ([] if counted is None else [(period, counted)])
+    assert value(metrics, "shadow_decisions_total", decision="throttle", quota="request_rate") == 1
+
+
 def known(*others: Charge, shadow: bool = False) -> PlannedAsk:
     """An ask whose ids this node knows."""
     charge, _ = ids(shadow=shadow)
@@ -251,6 +273,7 @@ def test_shadow_quota_of_ids_counts_wherever_it_is_decided(metrics: Metrics, wit
         planned.decision, _ = without_call(planned, sequential=False)
         metrics.count(planned, None)
     assert value(metrics, "shadow_decisions_total", decision="admit", quota="producer_ids_rate") == 1
+    assert [numbers for _, numbers in metrics.shadows.take(5)] == [[1, 0, 0, 0]]
     source = "store" if with_others else "local"
     assert value(metrics, "decisions_total", decision="admit", quota="", source=source) == 1
     assert value(metrics, "unmatched_asks_total") == 0
