@@ -99,7 +99,7 @@ def test_counts_begin_anew_when_the_definition_changes_and_only_then(pair: list[
     verdicts = asked(first, *15 * ["anew"])
     eventually(lambda: counted(second, "user=anew") == verdicts)
     since_ms = shadows(first, "user=anew")["shadows"][0]["since_ms"]
-    first.put("user=anew", request_rate=SHADOW, producer_byte_rate=5)  # the same, beside another quota
+    first.put("user=anew", request_rate=SHADOW, producer_byte_rate=5)  # the same, with another quota
     verdicts += asked(first, "anew")
     eventually(lambda: counted(second, "user=anew") == verdicts)
     assert shadows(first, "user=anew")["shadows"][0]["since_ms"] == since_ms

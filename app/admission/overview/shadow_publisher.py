@@ -27,7 +27,7 @@ LAST_S: Final = 1.0
 log: Final = structlog.get_logger("quotagate")
 
 
-class Counts(Protocol):
+class CountSink(Protocol):
     """The destination of counts, such as ``app.store.shadow_counts.ShadowCounts``."""
 
     async def add(self, node: str, batch: int, counts: Sequence[ShadowCount]) -> bool:
@@ -46,7 +46,7 @@ class ShadowPublisher:
 
     def __init__(
         self,
-        counts: Counts,
+        counts: CountSink,
         *,
         node: str,
         tally: ShadowTally,

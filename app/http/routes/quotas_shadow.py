@@ -23,14 +23,14 @@ PATH: Final = "/v1/quotas:shadow"
 MISSING: Final = "is required: name an entity, such as user=alice"
 
 
-class Counts(Protocol):
+class CountSource(Protocol):
     """The source of counts, such as ``app.store.shadow_counts.ShadowCounts``."""
 
     async def read(self, periods: Sequence[ShadowPeriod]) -> tuple[int, list[list[int]]]:
         """Return the store's time (ms), and the counts of each quota; raise ``StoreError``."""
 
 
-def router(catalog: Catalog, access: Access, counts: Counts) -> APIRouter:
+def router(catalog: Catalog, access: Access, counts: CountSource) -> APIRouter:
     """Return the route."""
     routes = admin_router("Quotas", access)
 

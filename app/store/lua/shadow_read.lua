@@ -1,7 +1,7 @@
 --[[ Reads the counts of shadow quotas.
 
 KEYS[1...] hash  the counts of a shadow quota (shadow_add.lua)
-Reply    { now (ms since 1970), { admit, delay, throttle, reject }, ... }; a count is nil if there is none
+Reply    { now (ms since 1970), { admit, delay, throttle, reject }, ... }; a count that was never made is nil
 Example  EVAL ... 1 qg1:overview:shadow:DIGEST
          { 1763719742123, { '9', nil, '2', nil } }
 ]]

@@ -79,6 +79,15 @@ ANSWERS: Final[Mapping[str, Any]] = {
         ],
         "next_cursor": None,
     },
+    "/v1/quotas:shadow": {
+        "entity": HOSTILE,
+        "version": HOSTILE,
+        "now_ms": 2,
+        "shadows": [
+            {**dict.fromkeys(("quota", "enforcement"), HOSTILE), "limit": 1, "since_ms": 1, "window_ms": 5,
+             **dict.fromkeys(("admit", "delay", "throttle", "reject"), 3)}
+        ],
+    },
     "/v1/buckets": {"buckets": [{"bucket": HOSTILE, "quota": HOSTILE, HOSTILE: HOSTILE}]},
     "/v1/buckets:reset": None,
     "/v1/keys": {"keys": [KEY], **KEY},
@@ -120,6 +129,8 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "quotas delete": ("user=alice",),
     "quotas effective": ("--principal", HOSTILE),
     "quotas history": (),
+    "quotas watch": ("user=alice",),
+    "quotas promote": ("user=alice", HOSTILE, "--reason", "trial", "--if-match", "1"),
     "quotas export": (),
     "quotas plan": ("-f", HOSTILE),
     "quotas apply": ("-f", HOSTILE),

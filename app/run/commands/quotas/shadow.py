@@ -117,14 +117,14 @@ def promote(
         written = node.ask("PATCH", f"/v1/quotas/{of}", live, headers=headers).body
     if not show.document({"promoted": promoted, **written}, output):
         show.grids([_table(found["now_ms"], promoted)])
-        show.note(f"{', '.join(live)} of {written['entity']} is live, at version {written['version']}.")
+        show.note(f"Live at version {written['version']} of {written['entity']}: {', '.join(live)}.")
 
 
 def _chosen(found: Mapping[str, Any], keys: Sequence[str] | None) -> list[Shadow]:
     """The shadow quotas to promote.
 
     Raises:
-        CommandError: there is none, or a key has none.
+        CommandError: the entity has no shadow quota, or none of a key.
     """
     shadows = {shadow["quota"]: shadow for shadow in found["shadows"]}
     if not shadows:
