@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 from redis.asyncio import Redis
 
 from app.store.client import shared_key_of
+from app.store.compiled_quota import ShadowPeriod
 from app.store.redis import run_script
 from app.store.script import text
 
@@ -38,25 +39,6 @@ MOST: Final = 100
 ADD: Final = text("shadow_add").partition("]]\n")[2]
 READ: Final = text("shadow_read").partition("]]\n")[2]
 """The scripts without their descriptions."""
-
-
-class ShadowPeriod(NamedTuple):
-    """A shadow quota under one definition.
-
-    Attributes:
-        entity: its canonical spelling.
-        since_ms: as ``Quota.since_ms``.
-    """
-
-    quota: str
-    entity: str
-    since_ms: int
-
-    @property
-    def name(self) -> str:
-        """The name of the key of its counts."""
-        said = f"{self.quota} {self.entity} {self.since_ms}".encode()
-        return NAME + blake2b(said, digest_size=16).hexdigest()
 
 
 ShadowCount = tuple[ShadowPeriod, list[int]]
@@ -83,7 +65,7 @@ class ShadowCounts:
         Raises:
             StoreError: the store did not answer; it may have added them.
         """
-        names = [BATCH_NAME + node, *(period.name for period, _ in counts)]
+        names = [BATCH_NAME + node, *(_name(period) for period, _ in counts)]
         numbers = [number for _, each in counts for number in each]
         keys = [shared_key_of(self._client, name) for name in names]
         return bool(await run_script(self._client, ADD, keys, batch, KEPT_MS, BATCH_KEPT_MS, *numbers))
@@ -94,6 +76,12 @@ class ShadowCounts:
         Raises:
             StoreError: the store did not answer.
         """
-        keys = [shared_key_of(self._client, period.name) for period in periods]
+        keys = [shared_key_of(self._client, _name(period)) for period in periods]
         now_ms, *found = await run_script(self._client, READ, keys)
         return int(now_ms), [[int(number or 0) for number in each] for each in found]
+
+
+def _name(period: ShadowPeriod) -> str:
+    """The name of the key of a quota's counts."""
+    said = f"{period.quota} {period.entity} {period.since_ms}".encode()
+    return NAME + blake2b(said, digest_size=16).hexdigest()

@@ -8,7 +8,8 @@ import pytest
 import redis.asyncio
 
 from app.store.client import client_of
-from app.store.shadow_counts import KEPT_MS, MOST, ShadowCount, ShadowCounts, ShadowPeriod
+from app.store.compiled_quota import ShadowPeriod
+from app.store.shadow_counts import KEPT_MS, MOST, ShadowCount, ShadowCounts
 from tests import clusters
 from tests.report import say
 from tests.stores import KINDS, MAXMEMORY, running

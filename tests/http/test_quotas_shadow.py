@@ -13,8 +13,8 @@ from app.catalog.sql import Origin
 from app.domain.entity import ANY, Entity
 from app.http.access.access import Access
 from app.http.routes.quotas_shadow import router
+from app.store.compiled_quota import ShadowPeriod
 from app.store.port import StoreError
-from app.store.shadow_counts import ShadowPeriod
 from tests.http.application import KEY, app_with, fields
 
 EVERYBODY = Entity.of(user=ANY)

@@ -37,7 +37,6 @@ from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREA
 from app.node.shortage import Resource, shortage_of
 from app.store.port import Answer, Charge, ChargeResult, Memory
 from app.store.samples import LATENCY_S
-from app.store.shadow_counts import ShadowPeriod
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
@@ -257,13 +256,13 @@ class Metrics:
 
     def _shadowed(self, planned: PlannedAsk, charge: Charge, outcome: str) -> None:
         """Count the outcome of a quota, if it is in shadow mode."""
-        quota = charge.quota
-        if quota.shadow:
-            labels = (outcome, quota.key)
+        period = charge.compiled.shadow
+        if period is not None:
+            labels = (outcome, period.quota)
             self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
             decision = planned.decision
             if decision is not None and decision.decision in _WENT_AHEAD and planned.ask.mode != "peek":
-                self.shadows.add(ShadowPeriod(quota.key, charge.entity, quota.since_ms), outcome)
+                self.shadows.add(period, outcome)
 
     def _filled(self, fill: Fill, now: float) -> None:
         counts, labels = self._counts, (fill.bucket,)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from app.store.shadow_counts import OUTCOMES, ShadowCount, ShadowPeriod
+from app.store.compiled_quota import ShadowPeriod
+from app.store.shadow_counts import OUTCOMES, ShadowCount
 
 _PLACES: Final = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 

@@ -17,7 +17,7 @@ from app.http.query import Parameters
 from app.http.routes.admin import admin_router, needing_store
 from app.http.routes.quotas_wire import absent, refusals
 from app.http.strict import answer
-from app.store.shadow_counts import ShadowPeriod
+from app.store.compiled_quota import ShadowPeriod
 
 PATH: Final = "/v1/quotas:shadow"
 MISSING: Final = "is required: name an entity, such as user=alice"

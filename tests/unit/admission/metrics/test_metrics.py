@@ -39,9 +39,9 @@ from app.domain.ask import Ask
 from app.domain.decision import Outcome
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
+from app.store.compiled_quota import ShadowPeriod
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
 from app.store.samples import COUNTED, ThrottledBucket
-from app.store.shadow_counts import ShadowPeriod
 from tests.unit.admission.fakes import charge_to, sent
 from tests.waiting import until
 

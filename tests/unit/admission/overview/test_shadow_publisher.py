@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from app.admission.metrics.shadows import ShadowTally
 from app.admission.overview.shadow_publisher import ShadowPublisher
+from app.store.compiled_quota import ShadowPeriod
 from app.store.port import StoreError
-from app.store.shadow_counts import MOST, OUTCOMES, ShadowCount, ShadowPeriod
+from app.store.shadow_counts import MOST, OUTCOMES, ShadowCount
 
 Fate = Literal["taken", "lost before", "lost after", "no room", "away"]
 """What becomes of a call; a call that is lost after it was carried out has no reply."""
