@@ -182,3 +182,34 @@ def test_watch_follows_the_deployment_until_ctrl_c(pair: list[Service]) -> None:
         shown.process.send_signal(signal.SIGINT)
         assert shown.process.wait(60) == 0
         assert "Traceback" not in shown.said
+
+
+def test_undo_takes_the_last_change_back_and_then_itself(pair: list[Service], quotagate: Command) -> None:
+    node, _ = pair
+    place = "/v1/quotas/user=undone"
+
+    def undo(*more: str) -> Ran:
+        return run(quotagate, node, "quotas", "undo", "user=undone", *more)
+
+    def quotas() -> Any:
+        found = node.http.get(place)
+        return found.json()["quotas"] if found.status_code == 200 else None
+
+    assert undo().code == 1, "there is no change yet"
+    five, six = {"request_rate": {"limit": 5}}, {"request_rate": {"limit": 6, "shadow": True}}
+    node.put("user=undone", **five)
+    node.put("user=undone", **six, producer_byte_rate=7)
+    after = quotas()
+    states = []
+    for _ in range(2):
+        assert undo().code == 0
+        states.append(quotas())
+    assert states == [five, after]
+    assert node.http.delete(place).status_code == 204
+    assert (undo().code, quotas()) == (0, after)
+    version = node.http.get(place).json()["version"]
+    assert (undo("--if-match", str(version - 1)).code, quotas()) == (1, after)
+    assert (undo().code, quotas()) == (0, None)
+    (newest, *_) = node.http.get("/v1/quotas:history", params={"entity": "user=undone"}).json()["changes"]
+    assert (newest["before"], newest["after"]) == (after, None)
+    assert newest["reason"].startswith("undo of the change of ")

@@ -54,7 +54,7 @@ def test_every_documented_command_exists():
     assert {" ".join(words) for words in commands()} >= {
         *("up", "serve", "migrate", "decide", "top"),
         *(f"quotas {name}" for name in ("set", "get", "list", "delete", "effective", "history")),
-        *("quotas watch", "quotas promote"),
+        *("quotas undo", "quotas watch", "quotas promote"),
         *(f"quotas {name}" for name in ("export", "plan", "apply", "lint", "schema")),
         *("buckets show", "buckets reset"),
         *("keys create", "keys list", "keys revoke", "keys rotate"),

@@ -129,6 +129,7 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "quotas delete": ("user=alice",),
     "quotas effective": ("--principal", HOSTILE),
     "quotas history": (),
+    "quotas undo": ("user=alice", "--reason", "oops", "--if-match", "1"),
     "quotas watch": ("user=alice",),
     "quotas promote": ("user=alice", HOSTILE, "--reason", "trial", "--if-match", "1"),
     "quotas export": (),
