@@ -1,4 +1,4 @@
-"""Text for terminals: characters that steer a terminal, hide text or change its direction are escaped."""
+"""Text for people: durations; and characters that steer a terminal, hide text or change its direction."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
+from math import ceil
 from typing import Any, Final, TextIO, cast
 
 _UNSEEN: Final = (
@@ -19,6 +21,29 @@ UNSAFE: Final = re.compile(f"[{_UNSEEN}]")
 """Unsafe characters that JSON and YAML do not escape by themselves."""
 _IN_LINE: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 _IN_LINES: Final = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
+
+SECOND: Final = 1_000
+UNITS: Final = {"d": 86_400 * SECOND, "h": 3_600 * SECOND, "min": 60 * SECOND, "s": SECOND}
+"""Units of durations, in milliseconds."""
+
+
+def duration(ms: float) -> str:
+    """Return a duration for people, rounded up, in at most two units.
+
+    >>> duration(0), duration(250), duration(1_230), duration(59_400), duration(3_599_211)
+    ('0 ms', '250 ms', '1.3 s', '1 min', '1 h')
+    >>> duration(3_661_000), duration(90_000_000)
+    ('1 h 2 min', '1 d 1 h')
+    """
+    if ms < SECOND:
+        return f"{ceil(ms)} ms"
+    if ms < 10 * SECOND:
+        return f"{ceil(ms / 100) / 10:g} s"
+    for (name, long), (short_name, short) in pairwise(UNITS.items()):
+        whole, rest = divmod(ceil(ms / short) * short, long)
+        if whole:
+            return f"{whole} {name}" + (f" {rest // short} {short_name}" if rest else "")
+    return f"{ceil(ms / SECOND)} s"
 
 
 def plain(text: str) -> str:

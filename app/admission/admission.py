@@ -20,7 +20,7 @@ from app.admission.factor import PRODUCE, UNTHROTTLED, FactorSource, is_held
 from app.admission.gathering.circuit import Circuit
 from app.admission.gathering.gatherer import QUEUE_S, Gatherer
 from app.admission.gathering.queue import ACCOUNTING, Group
-from app.admission.gathering.slices import STRIDE, Slices, Work, weight_of
+from app.admission.gathering.slices import Slices, Stride, Work
 from app.admission.known_ids.local import LocalAnswers
 from app.admission.known_ids.refresh import Refresher
 from app.admission.leases.leases import Leases, count_lapses
@@ -290,12 +290,10 @@ class Admission:
 
     def _planned_all(self, asks: Sequence[Ask], caller: Caller) -> Work[list[PlannedAsk]]:
         planned: list[PlannedAsk] = []
-        weight = 0
+        stride = Stride()
         for place, ask in enumerate(asks):
             planned.append(self._planned(ask, caller, place))
-            weight += weight_of(len(ask.producer_ids or ()))
-            if weight >= STRIDE:
-                weight = 0
+            if stride.is_full(len(ask.producer_ids or ())):
                 yield
         return planned
 
@@ -339,10 +337,11 @@ class Admission:
     ) -> Work[None]:
         """Decide and record each ask: by its answer, or without one if none came."""
         arrived = iter(answers)
-        for place, each in enumerate(planned, 1):
+        stride = Stride()
+        for each in planned:
             answer = None if each.plan is None else next(arrived, None)
             self._record(each, *self._decide(each, answer, failure))
-            if place % STRIDE == 0:
+            if stride.is_full(len(each.ask.producer_ids or ())):  # ids are hashed for the log
                 yield
 
     def _decide(self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None) -> DecidedBy:

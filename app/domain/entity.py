@@ -26,6 +26,8 @@ Name = str | Default
 TYPES: Final = ("user", "client-id", "ip", "broker", "listener")
 """Every entity type, in the order of the canonical spelling."""
 
+_WORDS: Final = tuple([(type_.replace("-", "_"), type_) for type_ in TYPES])
+
 COMBINATIONS: Final = frozenset(
     {
         ("user",),
@@ -84,8 +86,7 @@ class Entity(NamedTuple):
         >>> str(Entity.of(user="alice", client_id=ANY))
         'user=alice,client-id=*'
         """
-        by_type = {type_.replace("_", "-"): name for type_, name in names.items()}
-        return cls(tuple((type_, by_type[type_]) for type_ in TYPES if type_ in by_type))
+        return cls(tuple([(type_, names[word]) for word, type_ in _WORDS if word in names]))
 
     @classmethod
     def parse(cls, text: str, read: Callable[[str, str], Name] = read_name) -> Entity:

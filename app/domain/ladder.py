@@ -85,7 +85,7 @@ def explained_quotas(ask: Ask, quotas: Quotas, rules: MatchingRules) -> list[Exp
             shown = tuple(
                 (str(entity), None if quota is None else quota.limit) for entity, _, quota in ladder
             )
-            explained.append(ExplainedQuota(_applied(*first, ask), shown))
+            explained.append(ExplainedQuota(applied_on(*first, ask), shown))
     return explained
 
 
@@ -175,7 +175,12 @@ def asks_for(key: QuotaKey, ask: Ask) -> bool:
     return ask.producer_ids is not None if key.usage == "producer_ids" else key.usage in ask.usage
 
 
-def _applied(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> AppliedQuota:
+def applied_on(quota: Quota, entity: Entity, bucket: Entity, ask: Ask) -> AppliedQuota:
+    """A quota that is set on an entity, as it applies to an ask.
+
+    Args:
+        bucket: the entity of the bucket, by the ladder.
+    """
     name = spelled = str(bucket)
     owner = str(Entity(bucket.parts[:1])) if len(bucket.parts) > 1 and bucket.parts[0][0] == "user" else name
     if quota.scope == "broker" and "broker" not in bucket.types and ask.broker is not None:

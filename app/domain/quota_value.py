@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -27,6 +28,9 @@ from app.domain.quota import (
 
 Definition = Mapping[str, object]
 """A quota's value as written, normalised to an object with a ``limit``."""
+
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+"""A number as JSON has it, which all readers of YAML read as this number."""
 
 MAX_WINDOW_MS: Final = 2_073_600_000
 MIN_LAYER_MS: Final = 100

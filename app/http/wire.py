@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from app.admission.answers import ADMITTED, ADMITTED_ALONE
-from app.admission.gathering.slices import STRIDE
+from app.admission.gathering.slices import Stride
 from app.domain.ask import Ask
 from app.domain.decision import Decision, LimitedBy, Verdict
 from app.domain.digest import as_id
@@ -208,12 +208,10 @@ def encode_decision(decision: Decision | None) -> bytes:
 def encode_decisions(decisions: Iterable[Decision | None]) -> Generator[None, None, bytes]:
     """Encode the decisions of a batch, some per step."""
     written = []
-    weight = 0
+    stride = Stride()
     for decision in decisions:
         written.append(encode_decision(decision))
-        weight += 1
-        if weight >= STRIDE:
-            weight = 0
+        if stride.is_full():
             yield
     return b'{"decisions":[' + b",".join(written) + b"]}"
 

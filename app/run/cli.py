@@ -148,7 +148,7 @@ def migrate(
 
 cli.command()(decide)
 cli.command()(top)
-for program in (programs.generate, programs.audit, programs.spark):
+for program in (programs.generate, programs.audit, programs.whatif, programs.recommend, programs.spark):
     cli.command(context_settings=programs.PASS_THROUGH)(program)
 entity.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka_options.kafka)
 for part in (explain, undo, shadow, files, kafka_import, envoy_import):

@@ -143,6 +143,17 @@ def shared_key_of(client: Redis, name: str) -> str:
     return shared_key(name, clustered=is_clustered(client))
 
 
+@contextmanager
+def _heard_by(heard: Callable[[], None]) -> Iterator[None]:
+    """Report that a reply was read within the block; an error of the store is a reply too."""
+    try:
+        yield
+    except ResponseError:
+        heard()
+        raise
+    heard()
+
+
 class _HeardConnection(redis.connection.AbstractConnection):
     """A connection that is opened by ``Sockets`` and reports each reply by calling ``heard``."""
 
@@ -153,13 +164,8 @@ class _HeardConnection(redis.connection.AbstractConnection):
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         """Read a reply, as redis-py does."""
-        try:
-            reply = cast("Any", super()).read_response(*arguments, **options)
-        except ResponseError:  # it is a reply too
-            self._heard()
-            raise
-        self._heard()
-        return reply
+        with _heard_by(self._heard):
+            return cast("Any", super()).read_response(*arguments, **options)
 
 
 class _TcpConnection(_HeardConnection, redis.Connection):
@@ -250,13 +256,8 @@ class OpenedConnection(AbstractConnection):
 
     async def read_response(self, *arguments: Any, **options: Any) -> Any:
         """Read a reply, as redis-py does."""
-        try:
-            reply = await cast("Any", super()).read_response(*arguments, **options)
-        except ResponseError:  # it is a reply too
-            self._heard()
-            raise
-        self._heard()
-        return reply
+        with _heard_by(self._heard):
+            return await cast("Any", super()).read_response(*arguments, **options)
 
     async def _connect(self) -> None:
         if self._opened.family == socket.AF_UNIX:

@@ -15,11 +15,11 @@ from app.decision_log.stream import StreamEntry
 from tests.decision_log.batches import BEGAN_MS, Node, packed, table_of
 from tests.decision_log.conftest import known, written
 from workers.decision_log import compact
-from workers.decision_log.compact import HOLDS, SETTLED_MS, Compactor
+from workers.decision_log.compact import SETTLED_MS, Compactor
 from workers.decision_log.flush import Flush
 from workers.decision_log.folder import Folder
 from workers.decision_log.retention import retain
-from workers.decision_log.schema import HOUR_MS, SCHEMA, VERSION, footer, partition
+from workers.decision_log.schema import HOLDS, HOUR_MS, SCHEMA, VERSION, footer, partition
 
 HOUR = partition(BEGAN_MS)
 LATER_MS = BEGAN_MS + HOUR_MS + SETTLED_MS

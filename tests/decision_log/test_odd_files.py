@@ -16,10 +16,10 @@ from tests.decision_log.conftest import eventually, known, leave, written
 from tests.decision_log.test_compact import HOUR, files, now_ms, put
 from tests.decision_log.test_worker import AT_ONCE, drained
 from workers.decision_log import run
-from workers.decision_log.compact import HOLDS, Compactor
+from workers.decision_log.compact import Compactor
 from workers.decision_log.folder import Folder
 from workers.decision_log.read import read
-from workers.decision_log.schema import HOUR_MS, SCHEMA, BadFileError, partition
+from workers.decision_log.schema import HOLDS, HOUR_MS, SCHEMA, BadFileError, partition
 
 NEXT_HOUR = partition(BEGAN_MS + HOUR_MS)
 

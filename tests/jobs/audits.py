@@ -18,6 +18,7 @@ from app.domain.decision import BYTE_RATES
 from workers.jobs import folder as output
 from workers.jobs.__main__ import Processes
 from workers.jobs.audit import report as audit_report
+from workers.jobs.audit.continued import continued
 from workers.jobs.audit.judge import AuditRules, judged
 from workers.jobs.command import command_line
 from workers.jobs.files import row_groups
@@ -57,17 +58,24 @@ def audit(log: Path, *more: str) -> AuditResult:
     """Audit a log; the report goes next to it."""
     out = log.with_name(f"{log.name}-report")
     given = arguments(log, out, "--overwrite", *more)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(output, "SETTLED_S", 0.0)  # no other run has this folder
+        with output.OutputFolder(str(out), overwrite=True) as folder:
+            if given.state:
+                report, save = continued(DRIVER, given, Silent(), folder)
+            else:
+                report, save = _audited(given, folder), None
+        if save is not None:
+            save()
+    return AuditResult(report, out)
+
+
+def _audited(given: argparse.Namespace, folder: output.OutputFolder) -> dict[str, Any]:
     period = Period.of(given.from_, given.to)
     tasks = row_groups(given.log, audit_report.around(given, period))
     whole = partial(row_groups, given.log, Period())
-    with (
-        pytest.MonkeyPatch.context() as patched,
-        DRIVER.runner(given, Silent(), sum(task.rows for task in tasks)) as runner,
-    ):
-        patched.setattr(output, "SETTLED_S", 0.0)  # no other run has this folder
-        with output.OutputFolder(str(out), overwrite=True) as folder:
-            report = audit_report.audit(runner, given, period, tasks, whole, folder)
-    return AuditResult(report, out)
+    with DRIVER.runner(given, Silent(), sum(task.rows for task in tasks)) as runner:
+        return audit_report.audit(runner, given, period, tasks, whole, folder)
 
 
 def asked_of(rows: Iterable[Mapping[str, Any]]) -> list[BucketRow]:

@@ -48,9 +48,13 @@ def covered(some: list[tuple[int, int]]) -> set[int]:
 
 def summary_of(some: list[int], size: int | None, task: int = 0, from_ms: int = 0) -> BatchSummary:
     """The summary of the rows in some places, of which some may be there twice."""
-    return BatchSummary(
-        len(some), joined([(place, place) for place in some]), size, size, from_ms, [], [task]
-    )
+    return BatchSummary(len(some), joined([(place, place) for place in some]), size, size, from_ms, [task])
+
+
+def all_batches(found: Overview) -> dict[str, BatchSummary]:
+    """All batches, also those that are set apart because they are whole."""
+    apart = (one for node, some in found.whole.items() for each in some for one in each.summaries(node))
+    return {**found.batches, **dict(apart)}
 
 
 @given(runs)
@@ -79,6 +83,59 @@ def test_parts_of_a_batch_add_up_to_its_set_of_places(parts: list[list[int]], si
 def test_batch_of_an_older_writer_lacks_only_rows_before_its_last(some: list[int]):
     fault = fault_of("n", summary_of(some, None))
     assert (fault.missing, fault.added) == (max(some) + 1 - len(set(some)), 0)
+
+
+a_row = st.tuples(st.sampled_from("mn"), st.integers(1, 4), st.integers(0, 2))
+rows_of_tasks = st.lists(st.lists(st.lists(a_row, max_size=8), max_size=3), min_size=1, max_size=4)
+"""For each task its row groups, and their rows: node, number of the batch, and place, of three in a batch."""
+SIZE = 3
+
+
+@given(rows_of_tasks)
+def test_whole_batches_are_set_apart_and_nothing_else_changes(tasks: list[list[list[tuple[str, int, int]]]]):
+    places: dict[str, dict[int, list[int]]] = {}
+    found = Overview()
+    for task, groups in enumerate(tasks):
+        part = Overview()
+        for group in groups:
+            mine: dict[str, list[int]] = {}
+            for node, number, place in group:
+                mine.setdefault(f"{node}-{number:012d}", []).append(place)
+            for batch, its in mine.items():
+                places.setdefault(batch, {}).setdefault(task, []).extend(its)
+            part.add(Overview({batch: summary_of(its, SIZE, task) for batch, its in mine.items()}))
+            part.set_apart(task)
+        found.add(part)
+    found.join()
+    right = {}
+    for batch, by_task in places.items():
+        right[batch], *others = (summary_of(its, SIZE, task) for task, its in by_task.items())
+        for other in others:
+            right[batch].add(other)
+    for each in (every := all_batches(found)).values():
+        each.tasks[:] = sorted(set(each.tasks))
+    assert every == right
+    assert found.batches.keys() == {
+        batch for batch, each in right.items() if not each.is_whole or len(each.tasks) > 1
+    }
+    assert {batch for batch, each in found.batches.items() if each.is_repeated} == {
+        batch for batch, each in right.items() if each.is_repeated
+    }
+    numbers = {(node, int(number)) for node, some in found.numbers().items() for number in some}
+    assert numbers == {(batch[0], int(batch[2:])) for batch in right}
+
+
+@given(st.sets(st.tuples(st.sampled_from("mn"), st.integers(1, 9), st.integers(0, 9))), st.integers(0, 9))
+def test_siblings_that_are_dropped_change_no_gap(siblings: set[tuple[str, int, int]], begins_ms: int):
+    def gaps(*, drops: bool) -> LogGaps:
+        found = Overview({"n-000000000004": summary_of([0], 1, from_ms=begins_ms)}, siblings=set(siblings))
+        found.begins_ms = begins_ms
+        if drops:
+            found.set_apart(0)
+            assert len({each for each in found.siblings if each[2] >= begins_ms}) <= 4
+        return gaps_in(found)
+
+    assert gaps(drops=True) == gaps(drops=False)
 
 
 def test_rows_that_disagree_about_the_size_of_their_batch_were_added():
@@ -166,7 +223,7 @@ def test_batch_over_files_hours_and_row_groups(rows: list[Row], tmp_path: Path):
     log = looked_at(tmp_path)
     assert len({partition(row["at_ms"]) for row in rows}) == 2
     assert {
-        name: (each.rows, each.runs, each.least, each.most) for name, each in log.found.batches.items()
+        name: (each.rows, each.runs, each.least, each.most) for name, each in all_batches(log.found).items()
     } == {f"n-{number:012d}": (20, [(0, 19)], 20, 20) for number in range(1, 6)}
     assert not faults(log.found).batches
     assert log.copies == []

@@ -189,6 +189,7 @@ def test_audit_refuses_log_of_denied_asks(log: OracleLog, run: Run, tmp_path: Pa
     code, said, complained = run("--log", str(tmp_path / "denied"), "--out", str(tmp_path / "report"))
     assert (code, said, len(complained)) == (2, "", 1)
     assert "QUOTAGATE_LOG=all" in complained[0]
+    assert "--from" in complained[0]
     assert not (tmp_path / "report").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -163,23 +165,42 @@ def test_of_two_runs_the_later_one_stops_at_its_beginning(tmp_path: Path):
     assert held(tmp_path) == {"out/mine"}
 
 
-def test_run_whose_claim_is_just_being_written_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A file is empty between its opening and its first byte."""
-    is_empty = threading.Event()
+def test_run_whose_claim_could_not_be_written_for_a_while_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On a full disk a file is opened, and then its first byte is refused."""
+    refused = threading.Event()
+    real = OutputFolder._write
 
     def write(folder: OutputFolder, path: str, content: bytes) -> None:
-        with folder._files.open_output_stream(path) as file:
-            if path.endswith(CLAIM):
-                is_empty.set()
-                time.sleep(0.3)
-            file.write(content)
+        if path.endswith(folder._claim) and not refused.is_set():
+            Path(path).touch()
+            refused.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(folder, path, content)
 
-    monkeypatch.setattr(OutputFolder, "_write", write)
     with OutputFolder(str(tmp_path / "out")) as folder:
         folder.text("mine", "")
-        is_empty.clear()
-        assert is_empty.wait(60)
+        monkeypatch.setattr(OutputFolder, "_write", write)
+        assert refused.wait(60)
     assert held(tmp_path) == {"out/mine"}
+
+
+def test_interrupted_start_leaves_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        OutputFolder(str(tmp_path / "out")).__enter__()
+    assert held(tmp_path) == set()
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_file_of_this_name_is_refused(tmp_path: Path, *, overwrite: bool):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(JobError, match=r"/out: is a file, must be a folder$"):
+        OutputFolder(str(tmp_path / "out"), overwrite=overwrite)
 
 
 def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,8 +7,11 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
 
@@ -16,10 +19,18 @@ from app.decision_log.batch import STREAM_NAME
 from app.domain.slots import slot_of
 from app.store.keys import shared_key
 from tests import clusters, stores
-from tests.jobs.audits import Findings, judge
+from tests.jobs.audits import Findings, asked_of, judge
 from tests.ports import HOST
 from tests.service import Service, eventually, running
-from workers.decision_log.rows import decode, table
+from workers.decision_log import rows as logged_rows
+from workers.decision_log.rows import table
+from workers.decision_log.schema import SCHEMA
+from workers.jobs.audit.judge import AuditRules, Replay, judged
+from workers.jobs.audit.levels import LevelJudge
+from workers.jobs.audit.saved_replays import decode, encode
+from workers.jobs.whatif.simulation import Assumptions
+from workers.jobs.whatif.slices import encoded
+from workers.jobs.whatif.what_if import what_if
 
 Row = dict[str, Any]
 STEPS = 600
@@ -108,7 +119,7 @@ def rows(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
             traffic.step()
 
         def logged() -> list[Row]:
-            batches = [decode(entry[b"batch"]) for _, entry in client.xrange(stream)]
+            batches = [logged_rows.decode(entry[b"batch"]) for _, entry in client.xrange(stream)]
             found = table(batches).to_pylist()
             return found if sum(bool(row["verdicts"]) for row in found) >= traffic.rows else []
 
@@ -137,6 +148,31 @@ def test_leases_of_a_node_are_judged_exactly(rows: list[Row]):
     assert not found.cases, found.cases[:3]
     assert wrong(found) == 0
     assert found.total("judged") == found.total("verdicts") > STEPS
+
+
+def test_saved_replay_goes_on_with_its_leases(rows: list[Row]):
+    dice = random.Random(1)
+    holds = 0
+    for _, each in groupby(asked_of(rows), attrgetter("key")):
+        bucket = list(each)
+        for cut in sorted(dice.randrange(1, len(bucket)) for _ in range(9)):
+            so_far = Replay()
+            list(judged(bucket[:cut], AuditRules(), so_far))
+            saved = decode(encode(so_far))
+            assert saved == so_far
+            assert isinstance(saved.judge, LevelJudge)
+            holds += len(saved.judge.holds)
+            faulty = [row._replace(usage=row.usage / 2) if row.how else row for row in bucket[cut:]]
+            rest = dice.choice((bucket[cut:], faulty))
+            assert list(judged(rest, AuditRules(), saved)) == list(judged(rest, AuditRules(), so_far))
+    assert holds
+
+
+def test_leases_of_a_node_are_replayed(rows: list[Row]):
+    """In the caller's time, with peeks that the store does not number."""
+    logged = pa.Table.from_pylist(rows, schema=SCHEMA)
+    found = what_if(encoded([logged], by_store=False), {}, Assumptions(is_whole=True)).reproduction
+    assert found.reproduced == found.decisions > STEPS / 3, found
 
 
 def first(rows: list[Row], kind: str) -> Row:

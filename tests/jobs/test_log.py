@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,7 +18,7 @@ from app.domain.oracle import Oracle
 from tests.jobs.audits import asked_of
 from tests.jobs.logs import SECRET, START_MS, OracleLog, asks
 from workers.decision_log import schema
-from workers.decision_log.schema import HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY, with_secrets
+from workers.decision_log.schema import HOLDS, HOUR_MS, OLDEST, SCHEMA, VERSION, VERSION_KEY, with_secrets
 from workers.jobs import batches, files
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import Fingerprints, FooterCheck, row_groups
@@ -102,6 +103,24 @@ def test_whole_log_that_is_there_twice_counts_once(folder: Path, logged: OracleL
     assert len(read(folder)) == 180
 
 
+def test_sources_of_a_merged_file_are_not_read_while_they_stay(folder: Path, logged: OracleLog):
+    """A merged file may be the source of a larger one; files that name each other are all read."""
+    file = file_of(folder, 0)
+    table = pq.read_table(file, partitioning=None)
+    for name, holds in (("merged-1", ["part"]), ("merged-2", ["merged-1", "gone"])):
+        said = json.dumps([f"{each}.parquet" for each in holds])
+        merged = table.replace_schema_metadata({**table.schema.metadata, HOLDS: said})
+        pq.write_table(merged, file.with_name(f"{name}.parquet"))
+    paths = [path for task in row_groups(str(folder), WHOLE) for path, _ in task.files]
+    assert [path for path in paths if "hour=10" in path] == [str(file.with_name("merged-2.parquet"))]
+    assert len(read(folder)) == len(logged.rows)
+    circular = table.replace_schema_metadata({**table.schema.metadata, HOLDS: '["merged-2.parquet"]'})
+    pq.write_table(circular, file.with_name("merged-1.parquet"))
+    other = table.replace_schema_metadata({**table.schema.metadata, HOLDS: '["merged-1.parquet"]'})
+    pq.write_table(other, file.with_name("merged-2.parquet"))
+    assert len(read(folder)) == len(logged.rows)
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_rows_by_bucket_equal_the_rows_of_the_log(good: Path, logged: OracleLog, partitions: int):
     found = by_bucket(tasks_of(good, Period()), partitions)
@@ -145,16 +164,14 @@ def test_column_that_an_older_file_lacks_is_null(folder: Path):
 
 
 def test_empty_period_is_refused(good: Path):
-    with pytest.raises(
-        JobError, match=r"no row in the period from 2026-11-22 .*the log has hours 2026-11-21 10 to 2026"
-    ):
+    with pytest.raises(JobError, match=r"no row in the period; the log has hours 2026-11-21 10 to 2026"):
         row_groups(str(good), Period.of("2026-11-22T00:00:00Z", None))
 
 
 def test_folder_without_a_log_is_refused(tmp_path: Path):
     with pytest.raises(JobError, match="has no decision log"):
         row_groups(str(tmp_path), Period())
-    with pytest.raises(JobError, match="nowhere: cannot be listed"):
+    with pytest.raises(JobError, match="nowhere: has no decision log"):
         row_groups(str(tmp_path / "nowhere"), Period())
     with pytest.raises(JobError, match="nowhere://"):
         row_groups("nowhere://bucket/log", Period())
@@ -317,6 +334,8 @@ def test_file_of_two_secrets_is_refused(folder: Path):
     [
         ("yesterday", None, "--from: 'yesterday' must be an instant"),
         (None, "2026-13-01", "--to: "),
+        ("0001-01-01", None, "--from: .* in the years 1970 to 2999"),
+        (None, "9999-12-31T23:59:59+00:00", "--to: .* in the years 1970 to 2999"),
         ("2026-11-21T11:00:00Z", "2026-11-21T12:00:00+01:00", "is not after"),
     ],
 )

@@ -26,13 +26,13 @@ from workers.jobs.verdicts import VerdictPartition
 
 
 def batches(*names: str) -> Overview:
-    return Overview({name: BatchSummary(1, [(0, 0)], 1, 1, 0, []) for name in names})
+    return Overview({name: BatchSummary(1, [(0, 0)], 1, 1, 0) for name in names})
 
 
 def test_gaps_in_the_batch_numbers_of_each_node():
     there = batches("n-1-000000000003", "n-1-000000000005", "n-1-000000000009", "m-000000000001")
     assert gaps_in(there) == LogGaps(4, True, (NodeGap("n-1", 3, 9, 4),))
-    elsewhere = ["n-1-000000000004", "n-1-000000000010", "m-000000000009"]
+    elsewhere = batches("n-1-000000000004", "n-1-000000000010", "m-000000000009")
     assert gaps_in(there, elsewhere) == LogGaps(3, True, (NodeGap("n-1", 3, 9, 3),))
 
 

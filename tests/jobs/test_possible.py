@@ -14,8 +14,10 @@ import pytest
 
 from app.domain.oracle import Oracle
 from tests.jobs.audits import audit
+from tests.jobs.backfills import of_log
 from tests.jobs.logs import SECRET, OracleLog, Row, asks
 from workers.jobs.audit import findings
+from workers.jobs.audit.possible import EXAMPLES
 from workers.jobs.errors import JobError
 
 NO_NUMBERS = (math.nan, math.inf, -math.inf)
@@ -38,19 +40,24 @@ def of(rows: list[Row], algorithm: str) -> Row:
     )
 
 
-@pytest.mark.parametrize(
+IMPOSSIBLE = pytest.mark.parametrize(
     ("algorithm", "changed"),
     [
         *(("sampled_rate", {"sample_ms": value}) for value in (0, -1)),
         *(("sampled_rate", {"samples": value}) for value in (0, -1, 2**31 - 1)),
         *((kind, {name: value}) for kind in ("sampled_rate", "token_bucket", "producer_ids")
           for name in ("limit", "usage", "observed", "remaining") for value in NO_NUMBERS),
-        *(("token_bucket", {"burst": value}) for value in (math.nan, math.inf)),
+        *(("token_bucket", {"burst": value}) for value in (math.nan, math.inf, -1.0)),
+        *((kind, {"limit": -1.0}) for kind in ("sampled_rate", "token_bucket", "producer_ids")),
+        *(("producer_ids", {"observed": value}) for value in (-1.0, -1e308, 1e308)),
         *(("producer_ids", {name: 0}) for name in ("window_ms", "interval_ms", "ttl_ms")),
         *(("sampled_rate", {name: "x"}) for name in ("quota", "algorithm", "outcome", "enforcement")),
     ],
     ids=str,
 )  # fmt: skip
+
+
+@IMPOSSIBLE
 def test_impossible_verdict_is_a_finding(
     honest: OracleLog, tmp_path: Path, algorithm: str, changed: dict[str, Any]
 ):
@@ -60,14 +67,37 @@ def test_impossible_verdict_is_a_finding(
     assert any(findings.CONTRADICTS in names for names in found.not_held.values()), found.not_held
 
 
-@pytest.mark.parametrize(
+@IMPOSSIBLE
+def test_backfill_refuses_a_log_with_an_impossible_verdict(
+    honest: OracleLog, tmp_path: Path, algorithm: str, changed: dict[str, Any]
+):
+    rows = copy.deepcopy(honest.rows)
+    of(rows, algorithm).update(changed)
+    with pytest.raises(JobError, match="a row that no node can have written: `quotagate audit` names it"):
+        of_log(honest.write(tmp_path / "log", rows))
+
+
+UNKNOWN_WORDS = pytest.mark.parametrize(
     "changed", [{"mode": "steal"}, {"mode": ""}, {"kind": "decisions"}, {"kind": ""}], ids=str
 )
+
+
+@UNKNOWN_WORDS
 def test_unknown_word_of_a_row_is_a_finding(honest: OracleLog, tmp_path: Path, changed: dict[str, str]):
     rows = copy.deepcopy(honest.rows)
     rows[50].update(changed)
     found = audit(honest.write(tmp_path / "log", rows))
     assert found.not_held[rows[50]["principal"]] >= {findings.CONTRADICTS}
+
+
+@UNKNOWN_WORDS
+def test_backfill_refuses_a_log_with_an_unknown_word(
+    honest: OracleLog, tmp_path: Path, changed: dict[str, str]
+):
+    rows = copy.deepcopy(honest.rows)
+    rows[50].update(changed)
+    with pytest.raises(JobError, match="a row that no node can have written"):
+        of_log(honest.write(tmp_path / "log", rows))
 
 
 def test_forged_verdict_with_a_usage_that_is_no_number_is_found(honest: OracleLog, tmp_path: Path):
@@ -84,6 +114,24 @@ def test_large_content_of_a_bucket_ends_soon(honest: OracleLog, tmp_path: Path, 
     rows = copy.deepcopy(honest.rows)
     of(rows, "producer_ids")["observed"] = observed
     assert not audit(honest.write(tmp_path / "log", rows)).held
+
+
+@pytest.mark.parametrize("limit", [1e300, 2.0**63])
+@pytest.mark.parametrize("algorithm", ["sampled_rate", "token_bucket", "producer_ids"])
+def test_any_limit_ends_with_a_report(honest: OracleLog, tmp_path: Path, algorithm: str, limit: float):
+    rows = copy.deepcopy(honest.rows)
+    of(rows, algorithm).update(limit=limit)
+    audit(honest.write(tmp_path / "log", rows))
+
+
+def test_many_impossible_rows_are_counted_and_some_are_cases(honest: OracleLog, tmp_path: Path):
+    rows = copy.deepcopy(honest.rows)
+    for row in rows[:50]:
+        row["mode"] = "steal"
+    found = audit(honest.write(tmp_path / "log", rows))
+    assert sum(each["contradicts"] for each in found.principals.values()) == 50
+    assert len([case for case in found.cases if "steal" in case["logged"]]) == EXAMPLES
+    assert all(each["quota"] for each in found.rows("buckets"))
 
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63 - 1])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +39,21 @@ if __name__ == "__main__":
             list(runner.each(held_up, sys.argv[3:], 50))
     except KeyboardInterrupt:
         sys.exit(130)
+"""
+
+
+FILLS = """
+import pyarrow as pa
+from workers.jobs.errors import JobError
+from workers.jobs.progress import Silent
+from workers.jobs.runner import ProcessRunner
+def filled(task):
+    return 0, [pa.table({"number": pa.array(range(100_000))})]
+try:
+    with ProcessRunner(Silent(), 0) as runner:
+        runner.scatter(filled, [0], 50)
+except JobError as error:
+    print(error)
 """
 
 
@@ -176,6 +194,45 @@ def test_process_that_is_killed_ends_the_job():
         pytest.raises(JobError, match=r"^a process of the job was ended, perhaps because memory ran out$"),
     ):
         list(runner.each(ends, TASKS, 100))
+
+
+def test_full_scratch_folder_is_named(tmp_path: Path):
+    limited = [
+        *("bash", "-c", 'ulimit -f 8; exec "$@"', "job"),
+        *(sys.executable, "-c", FILLS),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(tmp_path)}
+    said = subprocess.run(limited, env=environment, capture_output=True, text=True, check=False)
+    assert re.fullmatch(rf"{tmp_path}/\S+: .*File too large; TMPDIR names another folder\n", said.stdout), (
+        said
+    )
+
+
+def out_of_memory(_: int) -> None:
+    raise pa.ArrowMemoryError("malloc of size 2 failed")
+
+
+def test_lack_of_memory_is_named(runner: ProcessRunner):
+    with pytest.raises(JobError, match=r"^memory ran out; --processes 1 needs less$"):
+        list(runner.each(out_of_memory, TASKS, 100))
+
+
+def test_terminated_job_does_not_wait_for_its_tasks(tmp_path: Path):
+    """The tasks sleep for ten minutes; more are handed out than run."""
+    began = time.monotonic()
+    with pytest.raises(SystemExit), ProcessRunner(Silent(), MANY, 2) as runner:  # noqa: PT012
+        files = [str(tmp_path / str(number)) for number in range(4)]
+
+        def wait() -> None:
+            with suppress(JobError):
+                list(runner.each(held_up, files, 100))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: sum(Path(file).is_file() for file in files) == 2)
+        raise SystemExit(143)
+    waiting.join()
+    assert time.monotonic() - began < 300
 
 
 @pytest.mark.parametrize(

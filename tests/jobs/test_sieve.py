@@ -20,7 +20,9 @@ from tests.jobs.test_judge import bring, know, ordered, renewal
 from tests.planted import planted
 from workers.jobs.audit import sieve
 from workers.jobs.audit.bucket_findings import BucketTally
-from workers.jobs.audit.judge import AuditRules, judged
+from workers.jobs.audit.judge import AuditRules, BucketJudge, Replay, judge_of, judged
+from workers.jobs.audit.levels import LevelJudge
+from workers.jobs.audit.saved_replays import decode, encode
 from workers.jobs.audit.sieve import BucketColumns
 from workers.jobs.verdicts import BucketRow
 
@@ -41,13 +43,15 @@ PIECE = 37
 """The rows of a piece: buckets of tests have several."""
 
 
-def confirm(rows: Sequence[BucketRow], rules: AuditRules, by: Callable[..., Any] = sieve.confirm) -> Any:
+def confirm(
+    rows: Sequence[BucketRow], rules: AuditRules, by: Callable[..., Any] = sieve.confirm, *judge: BucketJudge
+) -> Any:
     places: dict[Quota, int] = {}
     chosen = [places.setdefault(row.as_quota(), len(places)) for row in rows]
     columns = [[getattr(row, name) for row in rows] for name in BucketColumns._fields[:-1]] + [chosen]
     ends = [*range(0, len(rows), PIECE), len(rows)]
     pieces = (BucketColumns._make([column[a:b] for column in columns]) for a, b in pairwise(ends))
-    return by(pieces, list(places), rules)
+    return by(pieces, list(places), rules, *judge)
 
 
 def judge(rows: Sequence[BucketRow], rules: AuditRules) -> tuple[Tallies, list[dict[str, Any]]]:
@@ -185,6 +189,46 @@ def test_bucket_of_ids_that_may_be_older_than_the_log_is_left_to_the_judge():
     }
     assert later["producer_ids"] is None
     assert later["token_bucket"] is not None
+
+
+LATER = (
+    "outcome",
+    "throttle_ms",
+    "usage",
+    "observed",
+    "is_refused",
+    "ids",
+    "charged_ids",
+    "dropped",
+    "again",
+)
+"""Faults that the judge explains by the state before them."""
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_sieve_leaves_the_state_that_the_judge_leaves(name: str):
+    """After a bucket's first rows the judge goes on with the rest, honest or with a fault."""
+    buckets, rules = honest(name)
+    dice, confirmed, again = random.Random(name), 0, 0
+    for rows in (rows for rows in buckets for _ in range(4)):
+        cut = dice.randrange(1, len(rows) + 1)
+        mine, theirs = Replay(judge_of(rows[0].algorithm, rules)), Replay()
+        if confirm(rows[:cut], rules, sieve.confirm, mine.judge) is None:  # type: ignore[arg-type]  # set above
+            continue
+        list(judged(rows[:cut], rules, theirs))
+        if isinstance(mine.judge, LevelJudge) and isinstance(theirs.judge, LevelJudge):
+            mine.judge.before, mine.judge.written = theirs.judge.before, theirs.judge.written
+        mine.last_order = theirs.last_order
+        confirmed += 1
+        rest = rows[cut:]
+        if rest and dice.random() < 0.7:
+            rest = with_fault(rest, dice.choice(LATER), dice) or rest
+        if rest:
+            kept = encode(mine)
+            assert list(judged(rest, rules, mine)) == list(judged(rest, rules, theirs))
+            again += confirm(rest, rules, sieve.confirm, decode(kept).judge) is not None  # type: ignore[arg-type]
+    assert confirmed >= 3 * SHARES.get(name, 1.0) * len(buckets)
+    assert again or name == "clocks"
 
 
 POOL: dict[str, Sequence[Any]] = {

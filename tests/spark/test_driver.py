@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from app.domain.oracle import Oracle
 from tests.jobs.logs import SECRET, OracleLog, asks
@@ -47,8 +50,8 @@ def partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "ROWS_OF_A_PARTITION", 3_000)
 
 
-def audited(driver: Driver, log: Path, out: Path) -> int:
-    return command.main(driver, ["audit", "--log", str(log), "--out", str(out)])
+def audited(driver: Driver, log: Path, out: Path, *more: str) -> int:
+    return command.main(driver, ["audit", "--log", str(log), "--out", str(out), *more])
 
 
 def hold_to_each_other(one: Path, other: Path) -> None:
@@ -65,6 +68,39 @@ def test_both_drivers_find_the_same_in_a_log_with_every_kind_of_tampering(
     assert audited(Processes(), tampered, tmp_path / "alone") == 1
     assert audited(OnSpark(spark), tampered, tmp_path / "spark") == 1
     hold_to_each_other(tmp_path / "alone", tmp_path / "spark")
+
+
+KEPT = (
+    "a refusal is taken out",
+    "a batch is taken out",
+    "a bucket is logged with less content",
+    "another quota is blamed",
+)
+"""Kinds of tampering after which a state goes on."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_either_driver_goes_on_from_the_state_of_the_other(
+    seed: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(report, "SETTLED_MS", 2_000)
+    dice = random.Random(seed)
+    made, parts = traffic([*KEPT, "honest"])
+    for kind in KINDS:
+        if kind.name in KEPT:
+            parts[kind.name] = kind.does(parts[kind.name])
+    rows = sorted((row for mine in parts.values() for row in mine), key=lambda row: row["at_ms"])
+    cuts = [0, *sorted(dice.randrange(100, len(rows)) for _ in range(seed + 1)), len(rows)]
+    drivers: list[Driver] = [Processes(), OnSpark(spark)]
+    for number, (begin, end) in enumerate(pairwise(cuts)):
+        made.write(tmp_path / "log", rows[begin:end], f"part-{number}")
+        given = ("--state", str(tmp_path / "state"), "--overwrite")
+        assert audited(drivers[(number + seed) % 2], tmp_path / "log", tmp_path / "out", *given) == 1
+    assert audited(Processes(), tmp_path / "log", tmp_path / "whole") == 1
+    assert (tmp_path / "out/summary.json").read_text() == (tmp_path / "whole/summary.json").read_text()
+    for table in TABLES:
+        mine, theirs = (pq.read_table(tmp_path / name / table) for name in ("out", "whole"))
+        assert mine.equals(theirs), table
 
 
 @pytest.fixture
@@ -86,6 +122,32 @@ def test_data_frame_gives_the_findings_of_its_files(frame: DataFrame, tampered: 
 def test_data_frame_without_a_column_is_refused(frame: DataFrame, tmp_path: Path):
     with pytest.raises(JobUsageError, match="the data frame: lacks the columns order, verdicts"):
         frames.run(frame.drop("order", "verdicts"), ["audit", "--out", str(tmp_path / "out")])
+
+
+def test_data_frame_has_no_state(frame: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert (
+        frames.run(frame, ["audit", "--out", str(tmp_path / "out"), "--state", str(tmp_path / "state")]) == 2
+    )
+    assert capsys.readouterr().err.startswith("quotagate: --state: a state covers files of the log")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("at_ms", "timestamp_millis(at_ms)", "column at_ms: is timestamp.*, must be int64"),
+        ("place", "string(place)", "column place: is string, must be int32"),
+        (
+            "verdicts",
+            "transform(verdicts, each -> named_struct('quota', each.bucket_order))",
+            "column verdicts.quota: is int64, must be string",
+        ),
+    ],
+)
+def test_data_frame_with_another_type_is_refused_by_column(
+    frame: DataFrame, tmp_path: Path, name: str, changed: str, says: str
+):
+    with pytest.raises(JobUsageError, match=f"^the data frame: {says}$"):
+        frames.run(frame.withColumn(name, expr(changed)), ["audit", "--out", str(tmp_path / "out")])
 
 
 def test_empty_data_frame_is_refused(frame: DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

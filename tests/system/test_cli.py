@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.run.commands.quotas import catalog_file
+from app.run.commands.quotas import files
 from tests.authority import Authority
 from tests.commands import Command, Ran, ask, quotagate
 from tests.service import ADMIN_KEY, Service, eventually, running
@@ -327,7 +327,7 @@ def test_killed_apply_leaves_the_old_catalog_or_the_new_one(node: Service, tmp_p
     node.put("user=old", request_rate=1)
     new = {f"user={number:05}": {"request_rate": {"limit": 1}} for number in range(MANY)}
     file = tmp_path / "quotas.yaml"
-    file.write_text("".join(catalog_file.write(list(new.items()), "1")))
+    file.write_text("".join(files.lines(list(new.items()), "1")))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-m", "app.run.cli", "quotas", "apply", "-f", str(file), "--yes"]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

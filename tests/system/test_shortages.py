@@ -159,6 +159,8 @@ def site(
                 "FAKETIME_TIMESTAMP_FILE": str(clock),
                 "FAKETIME_CACHE_DURATION": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+                # else waits by the monotonic clock end at once, so that threads spin for Python's lock
+                "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             }
         node = stack.enter_context(
             running(

@@ -37,7 +37,7 @@ COMMAND: Final = re.compile(r"^(?:\$ )?(?:\S*/)?(make|quotagate) (.+)$")
 TARGET: Final = re.compile(r"^([\w./-]+):.*", re.MULTILINE)
 _RECORD: Final = r"\[\d{4}\]\(\S+\.md\)"
 STATUS: Final = re.compile(rf"Status: accepted(; amended by {_RECORD}: .+?)?(; amends {_RECORD})?")
-LOCAL_JOBS: Final = {"audit": "audit", "run": "backfill"}
+LOCAL_JOBS: Final = {"audit": "audit", "run": "backfill", "whatif": "whatif", "recommend": "recommend"}
 """The jobs that commands run on this machine: `quotagate audit` and `quotagate backfill run`."""
 MADE: Final = frozenset({"clients/generated"})
 """Paths that `make` writes into the working copy."""

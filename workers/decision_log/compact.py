@@ -19,8 +19,10 @@ from pyarrow import parquet as pq
 
 from workers.decision_log.folder import ASIDE, ROWS_OF_A_GROUP, Folder
 from workers.decision_log.schema import (
+    HOLDS,
     HOUR_MS,
     IDENTITY,
+    MERGED,
     SCHEMA,
     SUFFIX,
     BadFileError,
@@ -28,16 +30,12 @@ from workers.decision_log.schema import (
     blaming,
     columns_of,
     footer,
+    held_by,
     partition,
     readable,
     secrets_of,
-    texts_of,
     with_secrets,
 )
-
-MERGED: Final = "merged-"
-HOLDS: Final = b"quotagate.holds"
-"""The metadata key under which a merged file lists the names of its sources, as JSON."""
 
 SETTLED_MS: Final = 5 * 60_000
 """How long after its end an hour is merged, so that late batches are in."""
@@ -148,15 +146,6 @@ class Compactor:
 
     def _stayed(self, file: fs.FileInfo, now_ms: int) -> bool:
         return file.mtime is not None and file.mtime.timestamp() * 1000 <= now_ms - self._stay_ms
-
-
-def held_by(path: str, said: pq.FileMetaData) -> set[str]:
-    """The names of the files that a file was merged from; empty for any other file.
-
-    Raises:
-        BadFileError: its metadata has something other than names there.
-    """
-    return set(texts_of(path, said.metadata, HOLDS, "the names of files"))
 
 
 def merge(folder: Folder, inside: str, files: Sequence[fs.FileInfo]) -> None:

@@ -61,6 +61,12 @@ IDENTITY: Final = ("batch", "place")
 """Rows that agree in these columns are one row."""
 
 SUFFIX: Final = ".parquet"
+MERGED: Final = "merged-"
+"""The beginning of the name of a file that was merged from others."""
+
+HOLDS: Final = b"quotagate.holds"
+"""The metadata key under which a merged file lists the names of its sources, as JSON."""
+
 HOUR_MS: Final = 3_600_000
 _LAST_HOUR: Final = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) * 1000 // HOUR_MS
 _PARTITION: Final = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
@@ -103,6 +109,15 @@ def secrets_of(path: str, metadata: Mapping[bytes, bytes] | None) -> frozenset[s
         BadFileError: the key holds something else.
     """
     return frozenset(texts_of(path, metadata, SECRETS_KEY, "fingerprints of secrets"))
+
+
+def held_by(path: str, said: pq.FileMetaData) -> set[str]:
+    """The names of the files that a file was merged from; empty for any other file.
+
+    Raises:
+        BadFileError: its metadata has something other than names there.
+    """
+    return set(texts_of(path, said.metadata, HOLDS, "the names of files"))
 
 
 def partition(at_ms: int) -> str:

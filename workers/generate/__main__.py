@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
 
+from app.domain.decision import OUTCOMES
 from app.domain.digest import secret_of
 from app.run.commands import show
 from app.run.commands.node.target import check_url
@@ -112,10 +114,7 @@ def log(
             totals = write_log(order, to, truth_folder, advance)
     except WriteFailedError as failed:
         _fail(str(failed))
-    overall = totals["overall"]
-    show.line(
-        f"{to}: {overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth_folder}"
-    )
+    show.line(f"{to}: {_summary(totals['overall'])}; truth in {truth_folder}")
 
 
 @cli.command()
@@ -178,10 +177,15 @@ def drive(
             totals = write_truth(order, truth, advance)
     except DriveFailedError as failed:
         _fail(str(failed))
-    overall = totals["overall"]
-    show.line(f"{overall['asks']:,} decisions, {overall['charged']:,} ids charged; truth in {truth}")
+    show.line(f"{_summary(totals['overall'])}; truth in {truth}")
     if totals["failed"]:
         _fail(f"{totals['failed']:,} asks got no decision: {'; '.join(totals['failures'])}")
+
+
+def _summary(overall: Mapping[str, int]) -> str:
+    """The sums of the traffic in words: the decisions, each outcome that occurs, and the charged ids."""
+    outcomes = ", ".join(f"{name} {overall[name]:,}" for name in OUTCOMES if overall[name])
+    return f"{overall['asks']:,} decisions ({outcomes or 'none'}), {overall['charged']:,} ids charged"
 
 
 def _must_be_new(option: str, folder: Path) -> None:

@@ -21,6 +21,7 @@ class Processes:
 
     program = "quotagate"
     description = "Jobs over the decision log, in the processes of this machine."
+    has_files = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the option for the number of processes."""
@@ -49,6 +50,7 @@ class Processes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job in the processes of this machine; returns the exit code."""
+    command.prepare()
     return command.main(Processes(), argv)
 
 

@@ -22,7 +22,7 @@ from workers.decision_log.schema import SCHEMA as LOG
 from workers.jobs.files import LogPart
 from workers.jobs.period import Period
 from workers.jobs.runner import Runner
-from workers.jobs.verdicts import LogRows, among, integers, valid
+from workers.jobs.verdicts import Flags, LogRows, among, integers, valid
 
 COLUMNS: Final = (*IDENTITY, "at_ms", "order", "batch_rows", "siblings")
 NUMBERED: Final = re.compile(r"(.*)-([0-9]{12})", re.DOTALL)
@@ -43,6 +43,8 @@ EDGE_MS: Final = 60_000
 AS_WRITTEN: Final = tuple(name for name in LOG.names if name not in ADDED)
 """The columns by which two rows of one identity are compared: a newer writer may repeat a batch with more."""
 
+NO_NUMBERS: Final = np.zeros(0, np.int64)
+
 Runs = list[tuple[int, int]]
 """Places that follow each other, from the first to the last of each run."""
 
@@ -56,7 +58,6 @@ class BatchSummary:
         runs: their places.
         least, most: the batch's size according to its rows, which should agree; None from an older writer.
         from_ms: the time of the first row.
-        siblings: the other nodes that it names: node, number and time of the newest batch of each.
         tasks: the numbers of the tasks in which it has rows.
     """
 
@@ -65,7 +66,6 @@ class BatchSummary:
     least: int | None
     most: int | None
     from_ms: int
-    siblings: list[tuple[str, int, int]]
     tasks: list[int] = field(default_factory=list)
 
     def add(self, other: BatchSummary) -> None:
@@ -75,7 +75,6 @@ class BatchSummary:
         self.least = _of_known(min, self.least, other.least)
         self.most = _of_known(max, self.most, other.most)
         self.from_ms = min(self.from_ms, other.from_ms)
-        self.siblings = self.siblings or other.siblings
         self.tasks += other.tasks
 
     @property
@@ -87,6 +86,11 @@ class BatchSummary:
     def is_repeated(self) -> bool:
         """Whether a row is there twice."""
         return self.rows > self.places
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all its rows, each once."""
+        return self.least == self.most == self.rows and self.runs == [(0, self.rows - 1)]
 
 
 def _of_known(of: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
@@ -108,17 +112,50 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
     return found
 
 
+class WholeBatches(NamedTuple):
+    """Batches of a node that have all their rows in one task, each once: 20 bytes for a batch.
+
+    Attributes:
+        numbers, sizes, from_ms: of each batch, its number, how many rows it has, and the time of the first.
+    """
+
+    task: int
+    numbers: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    from_ms: NDArray[np.int64]
+
+    def where(self, chosen: Flags) -> WholeBatches:
+        """Some of the batches."""
+        return WholeBatches(self.task, self.numbers[chosen], self.sizes[chosen], self.from_ms[chosen])
+
+    def summaries(self, node: str) -> Iterator[tuple[str, BatchSummary]]:
+        """The name and the summary of each batch."""
+        for number, size, from_ms in zip(*(each.tolist() for each in self[1:]), strict=True):
+            summary = BatchSummary(size, [(0, size - 1)], size, size, from_ms, [self.task])
+            yield f"{node}-{number:012d}", summary
+
+
 @dataclass(slots=True)
 class Overview:
     """The batches of some rows, and the times of those within a period.
 
+    A node that is asked now and then writes ten batches a second, so there may be about as many batches as
+    rows. Only batches with a peculiarity have an object.
+
     Attributes:
+        batches: batches that lack rows, have some twice, or have them in several tasks.
+        whole: the other batches, by node.
+        siblings: the newest batches of other nodes that rows name: node, number and time.
+        begins_ms: the time of the first row.
         first_ms, last_ms: the times of the first and the last row of the period; None without rows.
         ordered_ms: the time of its first row that the store decided.
         judged_from_ms, judged_to_ms: the times of the first and the last row of the period that is judged.
     """
 
     batches: dict[str, BatchSummary] = field(default_factory=dict)
+    whole: dict[str, list[WholeBatches]] = field(default_factory=dict)
+    siblings: set[tuple[str, int, int]] = field(default_factory=set)
+    begins_ms: int | None = None
     first_ms: int | None = None
     last_ms: int | None = None
     ordered_ms: int | None = None
@@ -133,16 +170,85 @@ class Overview:
     def add(self, other: Overview) -> None:
         """Add other rows."""
         for batch, summary in other.batches.items():
-            if batch in self.batches:
-                self.batches[batch].add(summary)
-            else:
-                self.batches[batch] = summary
+            self._add_batch(batch, summary)
+        for node, some in other.whole.items():
+            self.whole.setdefault(node, []).extend(some)
+        self.siblings |= other.siblings
         for of, names in (
-            (min, ("first_ms", "ordered_ms", "judged_from_ms")),
+            (min, ("begins_ms", "first_ms", "ordered_ms", "judged_from_ms")),
             (max, ("last_ms", "judged_to_ms")),
         ):
             for name in names:
                 setattr(self, name, _of_known(of, getattr(self, name), getattr(other, name)))
+
+    def _add_batch(self, batch: str, summary: BatchSummary) -> None:
+        if batch in self.batches:
+            self.batches[batch].add(summary)
+        else:
+            self.batches[batch] = summary
+
+    def set_apart(self, task: int) -> None:
+        """Set whole batches apart, after some rows of a task, and drop siblings that change no gap."""
+        peculiar: dict[str, BatchSummary] = {}
+        columns: dict[str, list[tuple[int, int, int]]] = {}
+        for batch, summary in self.batches.items():
+            if summary.is_whole and (named := NUMBERED.fullmatch(batch)):
+                columns.setdefault(named[1], []).append((int(named[2]), summary.rows, summary.from_ms))
+            else:
+                peculiar[batch] = summary
+        self.batches = peculiar
+        for node, some in columns.items():
+            numbers, sizes, from_ms = (np.array(column, np.int64) for column in zip(*some, strict=True))
+            apart = WholeBatches(task, numbers, sizes.astype(np.int32), from_ms)
+            self.whole.setdefault(node, []).append(apart)
+        self._drop_siblings()
+
+    def _drop_siblings(self) -> None:
+        """Of the siblings that are not older than all rows, keep the first and the last of each node."""
+        begins_ms = self.begins_ms or 0
+        older = {each for each in self.siblings if each[2] < begins_ms}
+        first: dict[str, tuple[str, int, int]] = {}
+        last: dict[str, tuple[str, int, int]] = {}
+        for each in sorted(self.siblings - older):
+            first.setdefault(each[0], each)
+            last[each[0]] = each
+        self.siblings = older.union(first.values(), last.values())
+
+    def join(self) -> None:
+        """Give each batch that is whole in several tasks, or has further rows in others, one summary."""
+        odd = _numbers_by_node(self.batches)
+        for node, some in self.whole.items():
+            numbers, copies = np.unique(np.concatenate([each.numbers for each in some]), return_counts=True)
+            repeated = np.union1d(numbers[copies > 1], odd.get(node, NO_NUMBERS))
+            for place, each in enumerate(some):
+                chosen = np.isin(each.numbers, repeated)
+                for batch, summary in each.where(chosen).summaries(node):
+                    self._add_batch(batch, summary)
+                some[place] = each.where(~chosen)
+
+    def has_whole(self, batch: str) -> bool:
+        """Whether a batch is one of those that are whole."""
+        named = NUMBERED.fullmatch(batch)
+        return named is not None and any(
+            int(named[2]) in each.numbers for each in self.whole.get(named[1], ())
+        )
+
+    def numbers(self) -> dict[str, NDArray[np.int64]]:
+        """The numbers of each node's batches, ascending; batches with other names are left out."""
+        found = _numbers_by_node(self.batches)
+        for node, some in self.whole.items():
+            arrays = [found.get(node, NO_NUMBERS), *(each.numbers for each in some)]
+            found[node] = np.unique(np.concatenate(arrays))
+        return found
+
+
+def _numbers_by_node(batches: Iterable[str]) -> dict[str, NDArray[np.int64]]:
+    """The numbers of each node's batches, ascending; other names are left out."""
+    found: dict[str, set[int]] = {}
+    for batch in batches:
+        if named := NUMBERED.fullmatch(batch):
+            found.setdefault(named[1], set()).add(int(named[2]))
+    return {node: np.array(sorted(numbers), np.int64) for node, numbers in found.items()}
 
 
 def overview(
@@ -156,6 +262,7 @@ def overview(
     found = Overview()
     for part in runner.each(partial(_part, period, judged), list(enumerate(tasks)), share):
         found.add(part)
+    found.join()
     return found
 
 
@@ -164,6 +271,7 @@ def _part(period: Period, judged: Period, task: tuple[int, LogPart]) -> Overview
     number, rows = task
     for table in rows.tables(COLUMNS):
         found.add(_of_rows(number, LogRows(table), period, judged))
+        found.set_apart(number)
     return found
 
 
@@ -171,7 +279,8 @@ def _of_rows(task: int, rows: LogRows, period: Period, judged: Period) -> Overvi
     """The overview of one row group."""
     at_ms, place, size = (integers(rows.column(name)) for name in ("at_ms", "place", "batch_rows"))
     has_size = valid(rows.column("batch_rows"))
-    found = Overview()
+    found = Overview(siblings=set(_siblings(rows)))
+    found.begins_ms, _ = _ends(at_ms)
     inside = at_ms[period.mask(at_ms)]
     found.first_ms, found.last_ms = _ends(inside)
     found.ordered_ms, _ = _ends(at_ms[period.mask(at_ms) & valid(rows.column("order"))])
@@ -182,16 +291,14 @@ def _of_rows(task: int, rows: LogRows, period: Period, judged: Period) -> Overvi
     code, place, at_ms = code[order], place[order], at_ms[order]
     size, has_size = size[order], has_size[order]
     names = batch.dictionary.to_pylist()
-    named = {names[code]: siblings for code, siblings in _siblings(rows)}
-    for begin, end in _groups(code):
+    for begin, end in groups_of(code):
         known = size[begin:end][has_size[begin:end]]
         found.batches[names[code[begin]]] = BatchSummary(
             end - begin,
-            _runs(place[begin:end]),
+            runs_of(place[begin:end]),
             int(known.min()) if len(known) else None,
             int(known.max()) if len(known) else None,
             int(at_ms[begin:end].min()),
-            named.get(names[code[begin]], []),
             [task],
         )
     return found
@@ -202,27 +309,25 @@ def _ends(at_ms: NDArray[np.int64]) -> tuple[int | None, int | None]:
     return (int(at_ms.min()), int(at_ms.max())) if len(at_ms) else (None, None)
 
 
-def _groups(sorted_: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def groups_of(sorted_: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Where each group of equal numbers begins and ends."""
     if len(sorted_):
         begins = [0, *(np.flatnonzero(np.diff(sorted_)) + 1).tolist()]
         yield from zip(begins, [*begins[1:], len(sorted_)], strict=True)
 
 
-def _runs(places: NDArray[np.int64]) -> Runs:
+def runs_of(places: NDArray[np.int64]) -> Runs:
     """The runs of ascending places, some of which may be there twice."""
     breaks = np.flatnonzero(np.diff(places) > 1)
     firsts, lasts = places[[0, *(breaks + 1)]].tolist(), places[[*breaks, -1]].tolist()
     return list(zip(firsts, lasts, strict=True))
 
 
-def _siblings(rows: LogRows) -> Iterator[tuple[int, list[tuple[str, int, int]]]]:
-    """The batch of each row that names other nodes, by its place in the dictionary, and these nodes."""
+def _siblings(rows: LogRows) -> Iterator[tuple[str, int, int]]:
+    """The newest batches of other nodes that rows name: node, number and time."""
     siblings = rows.column("siblings")
-    code = integers(rows.column("batch").indices)
     for place in np.flatnonzero(valid(siblings)).tolist():
-        named = siblings[place].as_py()
-        yield int(code[place]), [(each["node"], each["number"], each["at_ms"]) for each in named]
+        yield from ((each["node"], each["number"], each["at_ms"]) for each in siblings[place].as_py())
 
 
 class BatchFault(NamedTuple):
@@ -275,9 +380,18 @@ def faults(found: Overview, whole: Overview | None = None) -> BatchFaults:
     Args:
         whole: the batches of the whole log, if ``found`` has only some of its rows.
     """
-    summaries = found.batches if whole is None else {name: whole.batches[name] for name in found.batches}
-    faults_ = (fault_of(name, summary) for name, summary in summaries.items())
+    summaries = found.batches.items() if whole is None else _of_batches(whole, found)
+    faults_ = (fault_of(name, summary) for name, summary in summaries)
     return BatchFaults([fault for fault in faults_ if fault.missing or fault.added])
+
+
+def _of_batches(whole: Overview, found: Overview) -> Iterator[tuple[str, BatchSummary]]:
+    """The peculiar batches of a log of which some rows were found."""
+    numbers = found.numbers()
+    for batch, summary in whole.batches.items():
+        named = NUMBERED.fullmatch(batch)
+        if batch in found.batches or (named and int(named[2]) in numbers.get(named[1], NO_NUMBERS)):
+            yield batch, summary
 
 
 class NodeGap(NamedTuple):
@@ -306,42 +420,51 @@ class LogGaps:
     absent: tuple[str, ...] = ()
 
 
-def gaps_in(found: Overview, elsewhere: Iterable[str] = ()) -> LogGaps:
+def gaps_in(found: Overview, whole: Overview | None = None) -> LogGaps:
     """The gaps in the numbers of each node's batches, between the first and the last that exist or are named.
 
     Args:
-        elsewhere: further existing batches, which do not extend the span from first to last.
+        whole: the whole log, if ``found`` has only some of its rows; it does not extend the span from first
+            to last.
     """
-    existing = _numbers(found.batches)
-    ends = {node: (min(numbers), max(numbers)) for node, numbers in existing.items()}
-    begins_ms = min((summary.from_ms for summary in found.batches.values()), default=0)
-    for summary in found.batches.values():
-        for node, number, at_ms in summary.siblings:
-            if at_ms >= begins_ms:  # batches from before the first row may have been removed with their hour
-                first, last = ends.get(node, (number, number))
-                ends[node] = min(first, number), max(last, number)
-    for node, numbers in _numbers(elsewhere).items():
-        existing.setdefault(node, set()).update(numbers)
+    existing = found.numbers()
+    ends = {node: (int(numbers[0]), int(numbers[-1])) for node, numbers in existing.items()}
+    for node, number, at_ms in found.siblings:
+        if at_ms >= (found.begins_ms or 0):  # older batches may have been removed with their hour
+            first, last = ends.get(node, (number, number))
+            ends[node] = min(first, number), max(last, number)
+    elsewhere = {} if whole is None else whole.numbers()
     gaps = []
     absent, beginning = [], False
     for node, (first, last) in ends.items():
-        there = [number for number in existing.get(node, ()) if first <= number <= last]
-        beginning = beginning or (bool(there) and min(there) > FIRST)
+        numbers = np.union1d(existing.get(node, NO_NUMBERS), elsewhere.get(node, NO_NUMBERS))
+        there = numbers[(numbers >= first) & (numbers <= last)]
+        beginning = beginning or (len(there) > 0 and int(there[0]) > FIRST)
         gaps.append(NodeGap(node, first, last, min(last - first + 1 - len(there), MOST_MISSING)))
-        if not there:
+        if not len(there):
             absent.append(node)
     lacking = sorted((gap for gap in gaps if gap.missing), key=lambda gap: (-gap.missing, gap.node))
     missing = sum(gap.missing for gap in lacking)
     return LogGaps(missing, beginning, tuple(lacking[:SHOWN]), tuple(sorted(absent)[:SHOWN]))
 
 
-def _numbers(batches: Iterable[str]) -> dict[str, set[int]]:
-    """The numbers of each node's batches; other names are left out."""
-    found: dict[str, set[int]] = {}
-    for batch in batches:
-        if named := NUMBERED.fullmatch(batch):
-            found.setdefault(named[1], set()).add(int(named[2]))
-    return found
+def gaps_and_faults(
+    runner: Runner, whole: Callable[[], Sequence[LogPart]], found: Overview, period: Period
+) -> tuple[LogGaps, BatchFaults]:
+    """The gaps between batches, and the faults of batches.
+
+    If only a period is audited, batches may have rows outside of it: rows that seem to be missing are looked
+    for in the whole log.
+    """
+    gaps, faulty = gaps_in(found), faults(found)
+    begins_ms = found.first_ms
+    if period != Period() and (gaps.batches or gaps.beginning or faulty.batches):
+        everything = overview(runner, whole(), Period(), period, 0)
+        gaps, begins_ms = gaps_in(found, everything), everything.first_ms
+        faulty = faults(found, everything)
+    if gaps.beginning:
+        faulty = faulty.since(begins_ms or 0)
+    return gaps, faulty
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from app.terminal import escape_output, plain
+from app.terminal import escape_output, plain_lines
 from workers.arguments import PlainArgumentParser
 from workers.jobs.audit import job as audit
 from workers.jobs.backfill import job as backfill
 from workers.jobs.errors import JobError, JobUsageError
+from workers.jobs.recommend import job as recommend
+from workers.jobs.whatif import job as whatif
 
 if TYPE_CHECKING:  # pyarrow is slow to import, and --help does not need it
     from workers.jobs.files import FooterCheck, LogPart
@@ -29,6 +31,8 @@ if TYPE_CHECKING:  # pyarrow is slow to import, and --help does not need it
 JOBS: Final = {
     "backfill": (backfill, "compute what every filter and window should hold at a moment"),
     "audit": (audit, "prove from the log that the limits held"),
+    "whatif": (whatif, "replay the log under other quotas"),
+    "recommend": (recommend, "recommend limits from the log"),
 }
 """Module and summary of each job, by name. A module has ``add_arguments`` and ``run``; only ``run`` imports
 modules that compute, so that its help appears at once."""
@@ -41,6 +45,8 @@ class Driver(Protocol):
 
     program: str
     description: str
+    has_files: bool
+    """Whether the log is files, and not a data frame."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the driver's own arguments."""
@@ -95,6 +101,12 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def prepare() -> None:
+    """Prepare this process for a job, which it ends with."""
+    escape_output()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files in the scratch folder go
+
+
 def positive(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
@@ -103,17 +115,15 @@ def positive(text: str) -> int:
 
 def main(driver: Driver, argv: Sequence[str] | None = None) -> int:
     """Run a job; returns the exit code."""
-    escape_output()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the files in the scratch folder go
     parser = command_line(driver)
     arguments = parser.parse_args(argv)
     try:
         return cast("int", arguments.run(arguments, driver))
     except JobUsageError as error:
-        print(plain(f"quotagate: {parser.redacted(str(error))}"), file=sys.stderr)  # noqa: T201
+        print(f"quotagate: {plain_lines(map(parser.redacted, error.args))}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except JobError as error:
-        print(plain(f"quotagate: {error}"), file=sys.stderr)  # noqa: T201
+        print(f"quotagate: {plain_lines(error.args)}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
         return 130

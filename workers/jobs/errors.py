@@ -8,9 +8,15 @@ from __future__ import annotations
 
 
 class JobError(Exception):
-    """The job cannot be done."""
+    """The job cannot be done. Each argument is one line, for a terminal."""
 
     exit_code = 1
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
 class JobUsageError(JobError):

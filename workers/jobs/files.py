@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -21,13 +21,14 @@ from workers.decision_log.schema import (
     blaming,
     columns_of,
     footer,
+    held_by,
     hour_of,
     partition,
     readable,
     secrets_of,
 )
 from workers.jobs.errors import JobError
-from workers.jobs.period import Period, format_instant
+from workers.jobs.period import END_MS, Period, format_instant
 
 READERS: Final = 16
 """How many footers are read at a time: on an object store each is a round trip."""
@@ -48,9 +49,6 @@ FooterCheck = Callable[[str, pq.FileMetaData], None]
 """Checks a file by its name and footer; raises JobError or BadFileError."""
 
 NEEDED: Final = {field.name: not field.nullable for field in VERDICT}
-END_MS: Final = 253_402_300_800_000
-"""The end of the year 9999."""
-
 TEXTS: Final = tuple(field.name for field in SCHEMA if pa.types.is_string(field.type))
 """The columns that are read as dictionaries: their values repeat."""
 
@@ -171,29 +169,54 @@ class Fingerprints:
                 )
 
 
-def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> list[RowGroups]:
+def log_files(url: str) -> dict[str, int]:
+    """The sizes in bytes of all files of a log, by their paths.
+
+    Raises:
+        JobError: the log cannot be listed.
+    """
+    filesystem, root = opened(location_of(url))
+    files, _ = _list_files(filesystem, root, Period())
+    return {entry.path: entry.size or 0 for entry in filesystem.get_file_info(files)}
+
+
+def opened(location: StorageLocation) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a location, and the path in it.
+
+    Raises:
+        JobError: it can never be reached, or cannot be now.
+    """
+    try:
+        return location.open()
+    except (InvalidLocationError, OSError) as error:
+        raise JobError(f"{location.name}: {location.redact(error)}") from None
+
+
+def row_groups(
+    url: str, period: Period, check: FooterCheck | None = None, only: Sequence[str] | None = None
+) -> list[RowGroups]:
     """The row groups of the hours of a period, in the order of time, after each file was checked.
 
     Args:
         check: called with each file's footer.
+        only: the paths of the files to read; by default all.
 
     Raises:
         JobError: there are no rows, or a file is invalid; the message names the file and the field.
     """
     location = location_of(url)
     name = location.name
-    try:
-        filesystem, root = location.open()
-    except (InvalidLocationError, OSError) as error:
-        raise JobError(f"{name}: {location.redact(error)}") from None
+    filesystem, root = opened(location)
     for attempt in range(RETRIES):
-        files, hours = _list_files(filesystem, root, period)
+        files, hours = _list_files(filesystem, root, period) if only is None else (sorted(only), [])
         found: list[tuple[str, int, int]] = []
+        holds: dict[str, set[str]] = {}
         try:
             with ThreadPoolExecutor(READERS) as pool:
                 footers = pool.map(lambda file: footer(file, filesystem), files)
                 for file, about in zip(files, footers, strict=True):
                     _check_hour(file, about)
+                    holds[file] = held_by(file, about)
                     if check is not None:
                         check(file, about)
                     rows = (about.row_group(group).num_rows for group in range(about.num_row_groups))
@@ -204,10 +227,28 @@ def row_groups(url: str, period: Period, check: FooterCheck | None = None) -> li
             continue
         except BadFileError as error:
             raise JobError(str(error)) from None
-        if not found:
-            raise JobError(_no_rows(name, period, hours))
-        return _tasks(url, found)
+        if not found and only is None:
+            raise JobError(_no_rows(name, hours))
+        sources = _sources(holds)
+        return _tasks(url, [group for group in found if group[0] not in sources])
     raise AssertionError("the last attempt returns or raises")
+
+
+def _sources(holds: Mapping[str, Collection[str]]) -> set[str]:
+    """The files whose rows are in a merged file too: they stay for a while, as readers may have listed them.
+
+    Args:
+        holds: of each file, the names of those that it was merged from.
+    """
+    of = {file: {f"{file.rpartition('/')[0]}/{name}" for name in names} for file, names in holds.items()}
+    named = set[str]().union(*of.values())
+    left = [file for file in of if file not in named]  # the merged file of each row is one of these
+    sources: set[str] = set()
+    while left:
+        fresh = of.get(left.pop(), set()) - sources
+        sources |= fresh
+        left += fresh
+    return sources
 
 
 def _tasks(url: str, groups: Sequence[tuple[str, int, int]]) -> list[RowGroups]:
@@ -245,7 +286,8 @@ def _check_hour(file: str, about: pq.FileMetaData) -> None:
 def _list_files(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[list[str], list[int]]:
     """The files of a period, chosen by the names of their folders; and all hours of the log."""
     try:
-        entries = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+        everything = fs.FileSelector(root, recursive=True, allow_not_found=True)
+        entries = filesystem.get_file_info(everything)
     except (OSError, pa.ArrowException) as error:
         raise JobError(f"{root}: cannot be listed: {' '.join(str(error).split())}") from None
     hours = {
@@ -259,11 +301,14 @@ def _list_files(filesystem: fs.FileSystem, root: str, period: Period) -> tuple[l
     return files, sorted(set(hours.values()))
 
 
-def _no_rows(name: str, period: Period, hours: Sequence[int]) -> str:
+def _no_rows(name: str, hours: Sequence[int]) -> str:
     if not hours:
-        return f"{name}: has no decision log: no file such as date=2026-11-21/hour=10/....parquet"
+        return (
+            f"{name}: has no decision log: no file such as date=2026-11-21/hour=10/....parquet; rows are "
+            "written within five seconds"
+        )
     first, last = (format_instant(hour)[:13] for hour in (hours[0], hours[-1]))
-    return f"{name}: no row in the period {period}; the log has hours {first} to {last} UTC"
+    return f"{name}: no row in the period; the log has hours {first} to {last} UTC"
 
 
 def location_of(url: str) -> StorageLocation:

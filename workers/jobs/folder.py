@@ -10,6 +10,7 @@ The files of each run are in a folder of its own, so a run that lost its claim d
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -57,21 +58,27 @@ class OutputFolder:
         self.name, self._redact = location.name, location.redact
         try:
             self._files, self._target = location.open()
-            exists = self._is_there(self._target)
+            there = self._files.get_file_info(self._target).type
         except (InvalidLocationError, OSError, pa.ArrowException) as error:
             raise JobError(f"{self.name}: {self._redact(error)}") from None
+        if there == fs.FileType.File:
+            raise JobError(f"{self.name}: is a file, must be a folder")
         self.renames_at_once = self._files.type_name in RENAMES_AT_ONCE
         self._overwrite = overwrite
         self._claim, self._done = uuid4().hex, threading.Event()
         self._writing_claim = threading.Lock()  # a claim that is just being written is empty for a moment
         self._temporary = self._beside(f"{self._claim}.making")
         self._texts: dict[str, str] = {}
-        if exists and not overwrite:
+        if there != fs.FileType.NotFound and not overwrite:
             raise self._exists()
 
     def __enter__(self) -> Self:
         with self._blaming("cannot be written"):
-            self._take_over()
+            try:
+                self._take_over()
+            except BaseException:  # Ctrl-C too
+                self._give_up()
+                raise
         self._keeper = threading.Thread(target=self._keep_claim, name="claim", daemon=True)
         self._keeper.start()
         return self
@@ -86,10 +93,14 @@ class OutputFolder:
         finally:
             self._done.set()
             self._keeper.join()
-            with suppress(OSError, pa.ArrowException):  # else it would hide the first error
-                self._remove(self._temporary)
-                if self._is_ours():
-                    self._files.delete_file(self._beside(CLAIM))
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Remove the files of this run and its claim; an error here would hide the first one."""
+        with suppress(OSError, pa.ArrowException):
+            self._clear(self._claim)
+            if self._is_ours():
+                self._files.delete_file(self._beside(CLAIM))
 
     def table(self, name: str, rows: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
         """Write a table as Parquet, batch by batch.
@@ -136,6 +147,8 @@ class OutputFolder:
             JobError: another run is writing the folder now, or has written it meanwhile.
         """
         if (held := self._held()) is not None:
+            waits = f"waiting up to {ABANDONED_S:g} s for another run, which may have been killed"
+            print(f"{self.name}: {waits}", file=sys.stderr)  # noqa: T201  nothing else is shown meanwhile
             until = time.monotonic() + ABANDONED_S
             while (now := self._held()) is not None:
                 if now != held:
@@ -143,7 +156,6 @@ class OutputFolder:
                 if time.monotonic() >= until:
                     break
                 time.sleep(CLAIMED_EVERY_S / 4)
-            self._remove(self._beside(f"{held.partition(b' ')[0].decode(errors='replace')}.making"))
         if self.renames_at_once:
             self._files.create_dir(self._target.rpartition("/")[0])
         self._write_claim(0)
@@ -151,8 +163,9 @@ class OutputFolder:
         if not self._is_ours():
             raise self._taken()
         if self._is_there(self._target) and not self._overwrite:  # the other run has ended well
-            self._files.delete_file(self._beside(CLAIM))
             raise self._exists()
+        if held is not None:
+            self._clear(held.partition(b" ")[0].decode(errors="replace"))
         self._files.create_dir(self._temporary)
 
     def _held(self) -> bytes | None:
@@ -172,17 +185,25 @@ class OutputFolder:
     def _is_there(self, path: str) -> bool:
         return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
 
-    def _remove(self, path: str) -> None:
-        if self._is_there(path):
-            self._files.delete_dir(path)
+    def _clear(self, claim: str) -> None:
+        """Remove the files of the run with this claim."""
+        if self._is_there(being_written := self._beside(claim)):
+            self._files.delete_file(being_written)
+        if self._is_there(made := self._beside(f"{claim}.making")):
+            self._files.delete_dir(made)
 
     def _is_ours(self) -> bool:
         with self._writing_claim:
             return (self._held() or b"").startswith(self._claim.encode())
 
     def _write_claim(self, number: int) -> None:
+        content = f"{self._claim} {number}".encode()
         with self._writing_claim:
-            self._write(self._beside(CLAIM), f"{self._claim} {number}".encode())
+            if self._files.type_name == "local":  # else a full disk would leave an empty claim
+                self._write(self._beside(self._claim), content)
+                self._files.move(self._beside(self._claim), self._beside(CLAIM))
+            else:
+                self._write(self._beside(CLAIM), content)
 
     def _keep_claim(self) -> None:
         number = 0

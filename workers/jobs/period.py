@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.decision_log.schema import HOUR_MS
 from workers.jobs.errors import JobUsageError
+
+END_MS: Final = 32_503_680_000_000
+"""The end of the year 2999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +59,34 @@ class Period:
         return is_begun and (self.from_ms is None or hour_ms + HOUR_MS > self.from_ms)
 
 
+def partial_log(work: str, period: Period) -> str:
+    """The text of an error: a log that leaves decisions out is no basis for this work.
+
+    Args:
+        work: the name of the log, and of the work.
+    """
+    return (
+        f"{work} needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves out admitted "
+        "asks, as QUOTAGATE_LOG=denied does; if the nodes log all since a later time, begin there: --from"
+    )
+
+
 def parse_instant(field: str, text: str | None) -> int | None:
     """An ISO 8601 instant in milliseconds; UTC unless it has an offset.
 
     Raises:
-        JobUsageError: it is no instant; the message names the field.
+        JobUsageError: it is no instant of the years 1970 to 2999; the message names the field.
     """
     if text is None:
         return None
-    try:
+    with suppress(ValueError, OverflowError):
         at = datetime.fromisoformat(text)
-    except ValueError:
-        raise JobUsageError(f"{field}: {text!r} must be an instant such as 2026-11-21T10:00:00Z") from None
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        at_ms = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        if 0 <= at_ms < END_MS:
+            return at_ms
+    raise JobUsageError(
+        f"{field}: {text!r} must be an instant such as 2026-11-21T10:00:00Z, in the years 1970 to 2999"
+    )
 
 
 def format_instant(at_ms: int) -> str:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
@@ -86,7 +86,11 @@ class ProcessRunner:
             self._kept.callback(self._pool.shutdown, cancel_futures=True)
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is not None and self._pool is not None:
+            # The pool would wait for all tasks that it has handed out.
+            for process in dict(self._pool._processes or {}).values():  # noqa: SLF001  no public way until 3.14
+                process.terminate()
         self._kept.close()
 
     def each(self, function: Callable[[T], R], tasks: Sequence[T], share: float) -> Iterator[R]:
@@ -142,13 +146,25 @@ class _Files:
         return self.runner.each(run, range(self.partitions), share)
 
 
-def _run(function: Callable[[T], R], task: T) -> R:
-    """Run a task without the collector of cycles: it has millions of small lists, and no cycles."""
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Disable the collector of cycles within the block: jobs have millions of small objects."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return function(task)
+        yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
+
+
+def _run(function: Callable[[T], R], task: T) -> R:
+    """Run a task without the collector of cycles."""
+    try:
+        with without_collector():
+            return function(task)
+    except MemoryError:
+        raise JobError("memory ran out; --processes 1 needs less") from None
 
 
 def _scatter(function: Scatter[Any, R], task: tuple[Any, Path]) -> tuple[R, int]:
@@ -159,10 +175,13 @@ def _scatter(function: Scatter[Any, R], task: tuple[Any, Path]) -> tuple[R, int]
         whole = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         [batch] = whole.to_batches() or [empty(whole.schema)]
         begin = 0
-        with ipc.new_file(file, whole.schema, options=OPTIONS) as writer:
-            for table in tables:
-                writer.write_batch(batch.slice(begin, table.num_rows))
-                begin += table.num_rows
+        try:
+            with ipc.new_file(file, whole.schema, options=OPTIONS) as writer:
+                for table in tables:
+                    writer.write_batch(batch.slice(begin, table.num_rows))
+                    begin += table.num_rows
+        except OSError as error:
+            raise JobError(f"{file.parent}: {error.strerror or error}; TMPDIR names another folder") from None
     return result, len(tables)
 
 

@@ -163,15 +163,16 @@ SCHEMA: Final = pa.schema(
         ("bucket_order", pa.int64()),
     ]
 )
-TYPES: Final = tuple(zip(SCHEMA.names, SCHEMA.types, strict=True))
-OF_ASK: Final = BucketRow._fields[1 : BucketRow._fields.index("quota")]
-OF_VERDICT: Final = BucketRow._fields[BucketRow._fields.index("usage") :]
-"""The fields of a row before and after those of its quota; the first field is the key."""
 """A verdict of the store or of a node, and the fields of its ask that its bucket needs.
 
 ``applied`` packs the fields ``APPLIED``; ``by_store`` says that the row is a new decision of the store, whose
 limit must have been in force. The other columns are those of ``BucketRow``.
 """
+
+TYPES: Final = tuple(zip(SCHEMA.names, SCHEMA.types, strict=True))
+OF_ASK: Final = BucketRow._fields[1 : BucketRow._fields.index("quota")]
+OF_VERDICT: Final = BucketRow._fields[BucketRow._fields.index("usage") :]
+"""The fields of a row before and after those of its quota; the first field is the key."""
 
 NAMED: Final = ("renewal", "lease", "settlement", "undone", "undo")
 """The kinds of rows that name how a bucket was written."""
@@ -380,11 +381,12 @@ def _leases(rows: LogRows) -> pa.Array:
     for place in np.flatnonzero(among(rows.column("kind"), *LEASED)).tolist():
         said = change[place].as_py()
         if said is not None:
-            found[place] = {"lease": said["what"], "lease_ms": _lease_ms(said["after"])}
+            found[place] = {"lease": said["what"], "lease_ms": lease_ms_of(said["after"])}
     return pa.array(found, pa.struct([("lease", pa.string()), ("lease_ms", pa.int64())]))
 
 
-def _lease_ms(after: str | None) -> int | None:
+def lease_ms_of(after: str | None) -> int | None:
+    """How long the lease of a row lasts."""
     with suppress(TypeError, ValueError, KeyError, RecursionError):
         lease_ms = json.loads(after or "")["lease_ms"]
         return lease_ms if isinstance(lease_ms, int) and abs(lease_ms) < 2**63 else None
@@ -449,11 +451,15 @@ def partitioned(verdicts: pa.Table, partitions: int) -> list[pa.Table]:
     """The verdicts of each partition; all verdicts of one bucket and quota are in one of them."""
     applied = verdicts.column("applied").combine_chunks()
     homes = [_home(packed, partitions) for packed in applied.dictionary.to_pylist()]
-    home = np.array(homes, np.int64)[integers(applied.indices)]
+    return placed(verdicts, np.array(homes, np.int64)[integers(applied.indices)], partitions)
+
+
+def placed(rows: pa.Table, home: NDArray[np.int64], partitions: int) -> list[pa.Table]:
+    """The rows of each partition, given the partition of each row."""
     order = np.argsort(home, kind="stable")
     ends = np.searchsorted(home[order], np.arange(partitions + 1))
-    placed = verdicts.take(pa.array(order))
-    return [placed.slice(begin, end - begin) for begin, end in pairwise(ends)]
+    in_order = rows.take(pa.array(order))
+    return [in_order.slice(begin, end - begin) for begin, end in pairwise(ends)]
 
 
 def quotas_of(applied: pa.DictionaryArray) -> list[dict[str, Any]]:
@@ -465,6 +471,11 @@ def quotas_of(applied: pa.DictionaryArray) -> list[dict[str, Any]]:
 
 def _home(packed: bytes, partitions: int) -> int:
     quota, bucket, *_ = msgpack.decode(packed)
+    return partition_of(quota, bucket, partitions)
+
+
+def partition_of(quota: str, bucket: str, partitions: int) -> int:
+    """The partition of a bucket."""
     return int(mmh3.hash(f"{quota}\t{bucket}", signed=False)) % partitions
 
 
@@ -492,6 +503,10 @@ class BucketVerdicts(NamedTuple):
             columns = self.partition.chunk(chunk)
             yield {name: columns[name][inside:end] for name in names}
             at += end - inside
+
+    def part(self, begin: int, end: int) -> BucketVerdicts:
+        """Some of its verdicts, by their places in the partition."""
+        return self._replace(begin=begin, end=end)
 
     def rows(self) -> Iterator[BucketRow]:
         """Its verdicts, one after the other."""
@@ -551,6 +566,21 @@ class VerdictPartition:
     def quotas(self) -> list[Quota]:
         """The quotas as they applied, by the numbers in the column ``applied`` of a chunk."""
         return [_quota_of(each) for each in self.applied]
+
+    @cached_property
+    def at_ms(self) -> NDArray[np.int64]:
+        """The time of each verdict."""
+        return integers(self._table.column("at_ms").combine_chunks())
+
+    @cached_property
+    def charges(self) -> Flags:
+        """Which verdicts charged their usage (``BucketRow.is_charged``)."""
+        mode, is_refused = (self._table.column(name).combine_chunks() for name in ("mode", "is_refused"))
+        return among(mode, *CHARGING) & ~flags(is_refused)
+
+    def where(self, keeps: Flags) -> pa.Table:
+        """Some of the verdicts, as ``SCHEMA``."""
+        return self._table.filter(pa.array(keeps))
 
     def chunk(self, number: int) -> Chunk:
         """Some of the partition's verdicts; the last chunk is kept."""

@@ -23,6 +23,7 @@ class Spark:
 
     program = "quotagate spark"
     description = "Jobs over the decision log, on Spark."
+    has_files = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the options of the session."""
@@ -92,6 +93,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job on Spark; returns the exit code."""
+    command.prepare()
     return command.main(Spark(), argv)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 from pyspark import RDD, TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_type
 
 from workers.decision_log.schema import ADDED, SCHEMA, BadFileError, blaming
 from workers.jobs import command
@@ -36,6 +37,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 NEEDED: Final = tuple(name for name in SCHEMA.names if name not in {"plain_ids", *ADDED})
+
+KINDS: Final = (
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean),
+    *(pa.types.is_string, pa.types.is_map),
+)
+"""The kinds of columns and fields, apart from lists and structs, which are compared by their parts."""
 
 _reading: list[Iterator[pa.RecordBatch]] = []
 """In an executor: the rows of the partition that is being read."""
@@ -107,6 +114,8 @@ def _unpickled(row: Any) -> Any:
 class Frame(Spark):
     """Runs a job over a frame."""
 
+    has_files = False
+
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame.select(*(name for name in SCHEMA.names if name in frame.columns))
 
@@ -130,6 +139,18 @@ class Frame(Spark):
         yield FrameRunner(self._frame, progress)
 
 
+def wrong_types(name: str, found: pa.DataType, right: pa.DataType) -> Iterator[str]:
+    """The columns and fields that are of another kind than the log's; their precision may differ."""
+    if pa.types.is_list(right) and pa.types.is_list(found):
+        yield from wrong_types(name, found.value_type, right.value_type)
+    elif pa.types.is_struct(right) and pa.types.is_struct(found):
+        for field in right:
+            if (place := found.get_field_index(field.name)) >= 0:
+                yield from wrong_types(f"{name}.{field.name}", found.field(place).type, field.type)
+    elif not any(is_kind(found) and is_kind(right) for is_kind in KINDS):
+        yield f"column {name}: is {found}, must be {right}"
+
+
 def run(frame: DataFrame, argv: Sequence[str]) -> int:
     """Run a job over a frame; returns the exit code of the command.
 
@@ -137,8 +158,13 @@ def run(frame: DataFrame, argv: Sequence[str]) -> int:
         argv: the job and its options, as after `quotagate spark`, without ``--log``.
 
     Raises:
-        JobUsageError: the frame lacks a column of the log.
+        JobUsageError: the frame lacks a column of the log, or has one of another type.
     """
     if missing := [name for name in NEEDED if name not in frame.columns]:
         raise JobUsageError(f"the data frame: lacks the columns {', '.join(missing)}")
+    for field in SCHEMA:
+        if field.name in frame.columns:
+            found = to_arrow_type(frame.schema[field.name].dataType, timezone="UTC")
+            for wrong in wrong_types(field.name, found, field.type):
+                raise JobUsageError(f"the data frame: {wrong}")
     return command.main(Frame(frame), [*argv, "--log", "frame"])

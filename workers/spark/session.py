@@ -110,6 +110,8 @@ def spark_session(
             # loopback, as the machine's own name may not resolve and its address may change
             os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
             os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+            # these would win over the variables; another Python may lack this code
+            given |= {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
             ours |= {
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
@@ -131,7 +133,7 @@ def _users_defaults() -> dict[str, str]:
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
     file = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     found = (SET.match(line) for line in lines)

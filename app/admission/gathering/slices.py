@@ -30,9 +30,19 @@ IDS_FOR_AN_ASK: Final = 2
 """How many producer ids take as long as an ask: each is hashed."""
 
 
-def weight_of(ids: int) -> int:
-    """Return how much of a step an ask with so many producer ids takes, in asks."""
-    return 1 + ids // IDS_FOR_AN_ASK
+class Stride:
+    """Tells when a step of work on many asks has become long enough."""
+
+    def __init__(self) -> None:
+        self._weight = 0
+
+    def is_full(self, ids: int = 0) -> bool:
+        """Add an ask with so many producer ids; return whether the step ends with it, and the next begins."""
+        self._weight += 1 + ids // IDS_FOR_AN_ASK
+        if self._weight < STRIDE:
+            return False
+        self._weight = 0
+        return True
 
 
 def step(make: Callable[[], T]) -> Work[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from app.admission.gathering.slices import STRIDE, Slices, Work, weight_of
+from app.admission.gathering.slices import Slices, Stride, Work
 from app.admission.plan import PlannedAsk
 from app.admission.port import Decider
 from app.domain.ask import Ask
@@ -143,7 +143,7 @@ class BatchRoute(DecisionRoute):
     def _read_valid(self, body: bytes) -> Work[list[Ask] | None]:
         """Return the asks of a batch; None if anything is wrong."""
         asks: list[Ask] = []
-        ids = weight = 0
+        ids, stride = 0, Stride()
         for part in split_batch(body) or ():
             sent = read_ask(part, self._clock)
             if sent is None:
@@ -151,8 +151,6 @@ class BatchRoute(DecisionRoute):
             ask, ask_ids = sent
             asks.append(ask)
             ids += ask_ids
-            weight += weight_of(ask_ids)
-            if weight >= STRIDE:
-                weight = 0
+            if stride.is_full(ask_ids):
                 yield
         return asks if asks and ids <= MAX_IDS_IN_BATCH else None

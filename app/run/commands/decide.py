@@ -14,6 +14,7 @@ from app.run.commands.node.requests import connected
 from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.options import AtMs
 from app.run.commands.show import Out, Output
+from app.terminal import duration
 
 
 def decide(
@@ -112,7 +113,7 @@ def _show(decision: Mapping[str, Any], output: Output) -> None:
 def _for_people(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a decision or a verdict, with a readable wait and rounded measurements."""
     return {
-        name.removesuffix("_ms"): show.duration(value)
+        name.removesuffix("_ms"): duration(value)
         if name == "throttle_ms"
         else show.measured(value)
         if name in {"observed", "remaining"}

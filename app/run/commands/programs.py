@@ -79,6 +79,22 @@ def audit(context: typer.Context) -> None:
     _run_job("workers.jobs", ["audit", *context.args])
 
 
+def whatif(context: typer.Context) -> None:
+    """Replay the decision log under other quotas: which asks would be refused, how long would callers wait?
+
+    For the options: quotagate whatif --help.
+    """
+    _run_job("workers.jobs", ["whatif", *context.args])
+
+
+def recommend(context: typer.Context) -> None:
+    """Recommend limits from the decision log, as a file of quotas.
+
+    For the options: quotagate recommend --help.
+    """
+    _run_job("workers.jobs", ["recommend", *context.args])
+
+
 def backfill(context: typer.Context) -> None:
     """Compute from the log, or from a history, what every bucket should hold at a moment; `load` loads it.
 
@@ -118,6 +134,11 @@ def _settings(given: Settings, job: str) -> dict[str, str]:
         "CLOCK": given.clock,
         "PRODUCER_ID_WINDOW_MS": str(given.producer_id_window_ms),
         "PRODUCER_ID_LAYERS": given.producer_id_layers,
+        "SAMPLES": str(given.samples),
+        "SAMPLE_MS": str(given.sample_ms),
+        "MAX_DEBT": f"PT{given.max_debt_ms / 1000:.3f}S",
+        "IPV6_PREFIX": str(given.ipv6_prefix),
+        "INTER_BROKER_LISTENER": given.inter_broker_listener or "",
     }
     if job in NEEDS_SECRET and (secret := _secret_of(given)):
         settings["HASH_SECRET"] = secret.hex()

@@ -6,8 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
-from math import ceil
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -34,9 +32,6 @@ MIN_COLUMNS: Final = 72
 
 ALL_DIGITS: Final = 100
 """From this number on, all digits before the point are shown, and none behind it."""
-SECOND: Final = 1_000
-UNITS: Final = {"d": 86_400 * SECOND, "h": 3_600 * SECOND, "min": 60 * SECOND, "s": SECOND}
-"""Units of durations, in milliseconds."""
 
 Output = Literal["table", "json", "yaml"]
 """The format of an answer."""
@@ -181,25 +176,6 @@ def measured(value: Any) -> str:
     if not isinstance(value, float):
         return cell(value)
     return f"{value:.0f}" if abs(value) >= ALL_DIGITS else f"{value:.3g}"
-
-
-def duration(ms: float) -> str:
-    """Return a duration for people, rounded up, in at most two units.
-
-    >>> duration(0), duration(250), duration(1_230), duration(59_400), duration(3_599_211)
-    ('0 ms', '250 ms', '1.3 s', '1 min', '1 h')
-    >>> duration(3_661_000), duration(90_000_000)
-    ('1 h 2 min', '1 d 1 h')
-    """
-    if ms < SECOND:
-        return f"{ceil(ms)} ms"
-    if ms < 10 * SECOND:
-        return f"{ceil(ms / 100) / 10:g} s"
-    for (name, long), (short_name, short) in pairwise(UNITS.items()):
-        whole, rest = divmod(ceil(ms / short) * short, long)
-        if whole:
-            return f"{whole} {name}" + (f" {rest // short} {short_name}" if rest else "")
-    return f"{ceil(ms / SECOND)} s"
 
 
 def brief(definition: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from app.run.commands.node.requests import Node, connected
 from app.run.commands.node.target import ConfigFile, Key, Url
 from app.run.commands.show import Out
 from app.run.commands.volumes import bar, size
+from app.terminal import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,7 +138,7 @@ def _grids(found: Mapping[str, Any], recent: Recent) -> Iterator[Table]:
         yield show.grid(
             ["BUCKET", "QUOTA", "THROTTLED A SECOND", "MEAN WAIT"],
             [
-                (bucket, quota, show.measured(asks / seconds), show.duration(throttle_ms / asks))
+                (bucket, quota, show.measured(asks / seconds), duration(throttle_ms / asks))
                 for quota, bucket, asks, throttle_ms in throttled[:MOST_BUCKETS]
             ],
             right=["THROTTLED A SECOND", "MEAN WAIT"],
@@ -150,7 +151,7 @@ def _grids(found: Mapping[str, Any], recent: Recent) -> Iterator[Table]:
     yield show.grid(
         ["NODE", "VERSION", "SEEN"],
         [
-            (node["node"], node["version"], f"{show.duration(max(found['now_ms'] - node['seen_ms'], 0))} ago")
+            (node["node"], node["version"], f"{duration(max(found['now_ms'] - node['seen_ms'], 0))} ago")
             for node in found["nodes"]
         ],
         right=["SEEN"],
@@ -218,5 +219,5 @@ def quantile(counts: Sequence[int], bounds_ms: Sequence[int], part: float) -> st
         return "-"
     for bound, reached in zip(bounds_ms, accumulate(counts), strict=False):
         if reached >= needed:
-            return f"≤ {show.duration(bound)}"
-    return f"> {show.duration(bounds_ms[-1])}"
+            return f"≤ {duration(bound)}"
+    return f"> {duration(bounds_ms[-1])}"

@@ -14,9 +14,9 @@ from app.domain.entity import Entity
 from app.domain.errors import EntityError
 from app.domain.matching import Filter
 from app.domain.quota import KEYS
+from app.domain.quota_value import NUMBER
 from app.kafka.syntax import refuse_credentials
 
-NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _DURATION: Final = re.compile(
     r"P(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?"
     r"(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)S)?)?"

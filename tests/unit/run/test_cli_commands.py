@@ -33,7 +33,7 @@ ALICE = {
     "version": 8,
 }
 PATH = "/v1/quotas/user=alice"
-CHILDREN = (["generate"], ["audit"], ["backfill", "run"], ["spark"])
+CHILDREN = (["generate"], ["audit"], ["whatif"], ["recommend"], ["backfill", "run"], ["spark"])
 """Commands that replace this process by another program, even for their help."""
 
 

@@ -9,9 +9,10 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from app import quota_file
 from app.domain.quota_value import Definition
-from app.run.commands.quotas import catalog_file, catalog_schema
-from app.run.commands.quotas.catalog_file import read
+from app.quota_file import read
+from app.run.commands.quotas import catalog_schema, files
 from tests.commands import Command, quotagate
 
 __all__ = ["quotagate"]
@@ -162,9 +163,9 @@ def test_written_file_reads_back_unchanged():
         "user=b": {"producer_ids_rate": {"limit": 5, "layers": {"interval_ms": 500, "ttl_ms": 1000}}},
         "user=*": {"request_rate": {"limit": 2**53 - 1, "shadow": True, "enforcement": "deny"}},
     }
-    text = "".join(catalog_file.write(catalog_file.ordered(quotas.items()), "17"))
+    text = "".join(files.lines(quota_file.ordered(quotas.items()), "17"))
     assert (read(text).quotas, read(text).faults) == (quotas, [])
-    assert text == "".join(catalog_file.write(catalog_file.ordered(reversed(list(quotas.items()))), "17")), (
+    assert text == "".join(files.lines(quota_file.ordered(reversed(list(quotas.items()))), "17")), (
         "the order is not stable"
     )
     assert text.splitlines()[:5] == [
@@ -178,7 +179,7 @@ def test_written_file_reads_back_unchanged():
 
 
 def test_empty_catalog_is_written_as_an_empty_mapping():
-    text = "".join(catalog_file.write([], "0"))
+    text = "".join(files.lines([], "0"))
     assert (read(text).quotas, read(text).faults) == ({}, [])
 
 

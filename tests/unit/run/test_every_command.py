@@ -120,6 +120,8 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "decide": ("--principal", HOSTILE, "--requests", "1"),
     "generate": ("drive", "--events", "1", "--truth", "truth", "--url", "URL"),
     "audit": ("--clock", "store", f"--{HOSTILE}"),
+    "whatif": ("--out", "x", "--quotas", "wrong.yaml"),
+    "recommend": ("--out", "x", "--keys", HOSTILE),
     "backfill run": ("--out", "x", "--at", HOSTILE),
     "spark": ("audit", "--clock", "store", f"--{HOSTILE}"),
     "quotas": ("--describe", "--entity-type", "users"),
@@ -154,7 +156,7 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Every command, with arguments that make it show text from outside."""
 FORMATS: Final = ("table", "json", "yaml")
-JOBS: Final = {"audit", "backfill run", "spark"}
+JOBS: Final = {"audit", "backfill run", "recommend", "spark", "whatif"}
 """Commands that are jobs over the log."""
 ONE_FORMAT: Final = {"up", "serve", "workers", "migrate", "generate", "quotas schema", *JOBS}
 """Commands without ``--output``."""

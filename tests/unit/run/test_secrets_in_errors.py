@@ -51,7 +51,7 @@ def options(name: str) -> list[list[str]]:
     """The options of a command that take a value, each with the words of its longest name."""
     if name in JOBS:
         parser: Any = command_line(Spark() if name == "spark" else Processes())
-        job = "audit" if name == "audit" else "backfill"
+        job = name if name in {"audit", "recommend", "whatif"} else "backfill"
         actions = parser._subparsers._group_actions[0].choices[job]._actions
         return [[each.option_strings[-1]] for each in actions if each.option_strings and each.nargs != 0]
     found = command(name)
@@ -165,6 +165,7 @@ PASTED: Final = (
     [
         ("quotas", "lint", "-f", "FILE"),
         ("quotas", "plan", "-f", "FILE"),
+        ("whatif", "--out", "out", "--quotas", "FILE"),
         ("quotas", "list", "--config", "FILE"),
         ("quotas", "import-envoy", "FILE", "--out", "out"),
         ("volumes", "push", "FILE"),
@@ -191,6 +192,7 @@ def test_words_that_say_where_the_fault_is_are_shown(quotagate: Command, gate: G
     for words, shown in (
         (("quotas", "plan", "-f", str(there)), "broken.yaml"),
         (("quotas", "lint", "-f", "missing.yaml"), "missing.yaml"),
+        (("whatif", "--out", "x", "--quotas", str(there)), "broken.yaml:2: not YAML"),
         (("quotas", "get", "user=alice", "--url", url), f"{url}/v1/quotas/user=alice"),
         (("quotas", "get", "user=alice", "--url", "http://me:pw@127.0.0.1:1"), "--url or QUOTAGATE_URL"),
         (("quotas", "list", "--limit", "many"), "--limit"),

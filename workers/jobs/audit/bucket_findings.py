@@ -76,14 +76,14 @@ TALLIED: Final = tuple(BucketTally.__annotations__)
 
 
 class BucketFindings:
-    """The findings in one bucket so far."""
+    """The findings in one bucket so far; ``noted`` counts the cases of each kind."""
 
     def __init__(self, quota: str, bucket: str) -> None:
         self.quota = quota
         self.bucket = bucket
         self.tallies: dict[str | None, BucketTally] = {}
         self.cases: list[dict[str, object]] = []
-        self._noted: Counter[Kind] = Counter()
+        self.noted: Counter[str] = Counter()
 
     @classmethod
     def of_tallies(cls, quota: str, bucket: str, tallies: dict[str | None, BucketTally]) -> Self:
@@ -122,8 +122,8 @@ class BucketFindings:
             exact: the correct value.
             among: the number of new ids in the ask.
         """
-        self._noted[kind] += 1
-        if kind in ALL_KEPT or self._noted[kind] <= EXAMPLES:
+        self.noted[kind] += 1
+        if kind in ALL_KEPT or self.noted[kind] <= EXAMPLES:
             logged = verdict_text(row.outcome, row.throttle_ms, row.reason)
             if row.observed is not None:
                 logged += f", observed {row.observed:.12g}"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from workers.jobs.errors import JobUsageError
+from workers.jobs.options import add_replay_options, check_replay_options
 
 if TYPE_CHECKING:
     from workers.jobs.command import Driver
 
-COMBINATIONS: Final = ("max", "sequential")
-CLOCKS: Final = ("store", "caller")
 LEAD_IN_HOURS: Final = 3.0
 GRACE_S: Final = 2.0
 
@@ -29,6 +27,7 @@ OUT/buckets, OUT/cases and OUT/overall as Parquet.
 examples:
   %(prog)s --out report
   %(prog)s --from 2026-11-21T10:00:00Z --to 2026-11-21T11:00:00Z --out report --overwrite
+  %(prog)s --state audit.state --out report --overwrite     (every hour: it reads only the last one)
 """
 
 
@@ -53,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "removed",
     )
     parser.add_argument(
+        "--state",
+        metavar="FILE",
+        help="go on from the state that an earlier audit of this log left in this file, and leave a new one: "
+        "only files that are new since then are read, and the report is on all; a path or URL, made by the "
+        "first audit",
+    )
+    parser.add_argument(
         "--allow-lost", action="store_true", help="ignore lost charges, after a known failover of the store"
     )
     parser.add_argument(
@@ -75,19 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long before and after a change of a quota the old and the new limit are both right; "
         "default: %(default)s",
     )
-    parser.add_argument(
-        "--combine-delays",
-        choices=COMBINATIONS,
-        default=os.environ.get("QUOTAGATE_COMBINE_DELAYS", "max"),
-        help="how the nodes combine delays; default: QUOTAGATE_COMBINE_DELAYS, %(default)s",
-    )
-    parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default=os.environ.get("QUOTAGATE_CLOCK", "store"),
-        help="whose time the nodes use; the caller's time is not compared with the store's order; default: "
-        "QUOTAGATE_CLOCK, %(default)s",
-    )
+    add_replay_options(parser)
 
 
 def run(arguments: argparse.Namespace, driver: Driver) -> int:
@@ -101,20 +95,26 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
     from workers.jobs.period import Period
     from workers.jobs.progress import progress
 
-    if not arguments.log:
-        raise JobUsageError("--log or QUOTAGATE_LOG_URL must be the URL of the decision log")
+    check_replay_options(arguments)
     if not 0 <= arguments.grace < math.inf or not 0 <= arguments.lead_in < math.inf:
         raise JobUsageError("--grace and --lead-in: must be 0 or more")
-    if arguments.combine_delays not in COMBINATIONS:  # argparse checks no defaults
-        raise JobUsageError(f"--combine-delays: must be {' or '.join(COMBINATIONS)}")
-    if arguments.clock not in CLOCKS:
-        raise JobUsageError(f"--clock: must be {' or '.join(CLOCKS)}")
     period = Period.of(arguments.from_, arguments.to)
+    if arguments.state and period != Period():
+        raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")
+    if arguments.state and not driver.has_files:
+        raise JobUsageError("--state: a state covers files of the log, and a data frame has none")
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("audit") as bar:
-        tasks = driver.row_groups(arguments.log, around(arguments, period))
-        whole = partial(driver.row_groups, arguments.log, Period())
-        with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
-            report = audit(runner, arguments, period, tasks, whole, folder)
+        if arguments.state:
+            from workers.jobs.audit.continued import continued
+
+            report, save = continued(driver, arguments, bar, folder)
+        else:
+            tasks = driver.row_groups(arguments.log, around(arguments, period))
+            whole = partial(driver.row_groups, arguments.log, Period())
+            with driver.runner(arguments, bar, sum(task.rows for task in tasks)) as runner:
+                report = audit(runner, arguments, period, tasks, whole, folder)
+    if arguments.state:
+        save()
     print(summary(report, arguments.out, time.monotonic() - began))  # noqa: T201  the result
     return 0 if report["held"] else 1

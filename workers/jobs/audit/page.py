@@ -8,52 +8,10 @@ from typing import Any, Final
 
 from app.domain.decision import OUTCOMES
 from app.domain.shape import FALSE_SEEN
-from workers.jobs.audit import charts
+from workers.jobs import charts
 from workers.jobs.audit.admitted_amounts import excess
 from workers.jobs.audit.findings import FALSELY_SEEN
-
-STYLE: Final = """
-:root {
-  color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #68717d; --line: #d5dae1;
-  --good: #1a7f4b; --bad: #b3261e;
-  --admit: #4a90c4; --delay: #d9a514; --throttle: #d9682b; --reject: #a02c5a;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #e4e8ee; --paper: #14181d; --faint: #98a2b0; --line: #333b46; --good: #55c48a; --bad: #ff7b72;
-    --admit: #5aa5dc; --delay: #e5bd4b; --throttle: #ee8a54; --reject: #d66a98;
-  }
-}
-body {
-  background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
-  margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
-}
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-p.faint, th { color: var(--faint); }
-.held { color: var(--good); } .failed { color: var(--bad); }
-div.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-td, th {
-  border-bottom: 1px solid var(--line); padding: .25rem .9rem .25rem 0; text-align: left;
-  vertical-align: top; font-weight: normal;
-}
-td.n, th.n { text-align: right; white-space: nowrap; }
-td:not(.n) { min-width: 7rem; } td:not(.n):nth-child(2) { min-width: 11rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
-.axis { stroke: var(--line); } .bound { stroke: var(--ink); stroke-dasharray: 4 3; }
-.admit { fill: var(--admit); } .delay { fill: var(--delay); } .throttle { fill: var(--throttle); }
-.reject { fill: var(--reject); } .within { fill: var(--good); } .beyond { fill: var(--bad); }
-span.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
-span.key.admit { background: var(--admit); } span.key.delay { background: var(--delay); }
-span.key.throttle { background: var(--throttle); } span.key.reject { background: var(--reject); }
-"""
-
-HEAD: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Quotagate audit</title><style>{style}</style></head><body>
-"""
+from workers.jobs.page import head, number, table
 
 SHOWN: Final = 20
 """How many identities with two different rows the page names; all are counted."""
@@ -99,10 +57,10 @@ def html(report: Mapping[str, Any]) -> str:
     total = report["overall"]
     return "".join(
         [
-            HEAD.format(style=STYLE),
+            head("Quotagate audit"),
             *_verdict(report, total),
             "<h2>Totals</h2>",
-            _table(["", "#count"], [(label, _number(total[name])) for name, label in COUNTS]),
+            table(["", "#count"], [(label, number(total[name])) for name, label in COUNTS]),
             *_batches(report),
             *_decisions(report),
             *_false_seen(report, total),
@@ -146,24 +104,22 @@ def _batches(report: Mapping[str, Any]) -> Iterable[str]:
         yield f"{escape(', '.join(report['absent']))}.</p>"
     if report["inside"]:
         yield "<h2>Batches that are not as their node wrote them</h2>"
-        yield _table(
+        yield table(
             ["batch", "#rows missing", "#rows added", "when (UTC)"],
             [
-                (one.batch, _number(one.missing), _number(one.added), charts.clock(one.from_ms))
+                (one.batch, number(one.missing), number(one.added), charts.clock(one.from_ms))
                 for one in report["inside"]
             ],
         )
     if report["twice"]:
         yield "<h2>Identities with two different rows</h2>"
-        yield _table(
-            ["batch", "#place"], [(batch, _number(place)) for batch, place in report["twice"][:SHOWN]]
-        )
+        yield table(["batch", "#place"], [(batch, number(place)) for batch, place in report["twice"][:SHOWN]])
     if report["lacking"]:
         yield "<h2>Missing from the log</h2><p>Numbers of batches that are missing between others: a full "
         yield "stream refused them, or they were lost with the store before they were read.</p>"
-        yield _table(
+        yield table(
             ["node", "#first number", "#last number", "#missing"],
-            [(one.node, *(_number(each) for each in one[1:])) for one in report["lacking"]],
+            [(one.node, *(number(each) for each in one[1:])) for one in report["lacking"]],
         )
 
 
@@ -181,14 +137,14 @@ def _false_seen(report: Mapping[str, Any], total: Mapping[str, Any]) -> Iterable
     plotted = []
     for name, row in [("all principals", total), *failed]:
         rate = row["falsely_seen"] / row["lookups"] if row["lookups"] else 0.0
-        number = f"{row['falsely_seen']:,} of {row['lookups']:,}"
-        plotted.append((name, rate / FALSE_SEEN, number, FALSELY_SEEN not in row["not_held"]))
+        counted = f"{row['falsely_seen']:,} of {row['lookups']:,}"
+        plotted.append((name, rate / FALSE_SEEN, counted, FALSELY_SEEN not in row["not_held"]))
     yield charts.bars(plotted, "the share of new ids that was taken as seen, against the design's bound")
     yield f'<p class="faint">By design this happens in {FALSE_SEEN:g} of the lookups of new ids. The bound '
     yield "counts as broken if a store that keeps it gave this result in one of a million audits.</p>"
     if report["falsely_seen"]:
         rows = ((row, "" if row["digest"] is None else str(row["digest"])) for row in report["falsely_seen"])
-        yield _table(
+        yield table(
             ["principal", "#digest of the id", "when (UTC)"],
             [(_principal(row), digest, charts.clock(row["at_ms"])) for row, digest in rows],
         )
@@ -199,8 +155,8 @@ def _admitted(report: Mapping[str, Any]) -> Iterable[str]:
     plotted = []
     for row in report["nearest"]:
         ratio = excess(row["worst"], row["bound"])
-        number = f"{row['worst']:.4f} of {row['bound']:.4f}"
-        plotted.append((f"{row['quota']} {row['bucket']}", ratio, number, row["over"] == 0))
+        ratios = f"{row['worst']:.4f} of {row['bound']:.4f}"
+        plotted.append((f"{row['quota']} {row['bucket']}", ratio, ratios, row["over"] == 0))
     yield charts.bars(plotted, "the most admitted in any window, against the bound") or (
         "<p>No quota that denies admitted anything.</p>"
     )
@@ -222,10 +178,10 @@ def _principals(title: str, rows: Sequence[Mapping[str, Any]], count: int) -> It
         "corrections",
         "over",
     )
-    yield _table(
+    yield table(
         ["principal", "what did not hold", *(f"#{name.replace('_', ' ')}" for name in names)],
         [
-            (_principal(row), "; ".join(row["not_held"]), *(_number(row[name]) for name in names))
+            (_principal(row), "; ".join(row["not_held"]), *(number(row[name]) for name in names))
             for row in rows
         ],
     )
@@ -236,7 +192,7 @@ def _cases(report: Mapping[str, Any]) -> Iterable[str]:
     if not report["cases"]:
         return
     yield "<h2>Cases</h2>"
-    yield _table(
+    yield table(
         ["case", "when (UTC)", "principal", "bucket", "decided", "exact"],
         [
             (
@@ -253,30 +209,11 @@ def _cases(report: Mapping[str, Any]) -> Iterable[str]:
     yield _shortened(len(report["cases"]), report["cases_count"], "cases")
 
 
-def _shortened(shown: int, count: int, table: str) -> str:
+def _shortened(shown: int, count: int, name: str) -> str:
     if count <= shown:
         return ""
-    return f'<p class="faint">{shown:,} of {count:,}; the table `{table}` has all.</p>'
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; columns whose head begins with # have numbers."""
-    kinds = [" class='n'" if head.startswith("#") else "" for head in heads]
-
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        pairs = zip(texts, kinds, strict=True)
-        return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for text, kind in pairs)
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    head = cells("th", [head.removeprefix("#") for head in heads])
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<p class="faint">{shown:,} of {count:,}; the table `{name}` has all.</p>'
 
 
 def _principal(row: Mapping[str, Any]) -> str:
     return "(no principal)" if row["principal"] is None else str(row["principal"])
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "0"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -29,7 +29,10 @@ WORDS: Final = {
 """The words that a verdict may have."""
 
 EXAMPLES: Final = 20
-"""How many such rows a task keeps as cases; all of them are counted."""
+"""How many such rows of a row group are kept as cases; all of them are counted."""
+
+MOST_CHARGES: Final = 2.0**62
+"""More ids than any window may have."""
 
 MOST_SAMPLES: Final = 1_000
 """More than any quota may have."""
@@ -49,6 +52,8 @@ def _impossible_verdicts(rows: LogRows) -> Flags:
         odd |= ~among(rows.verdict(name), *words)
     for name in ("limit", "burst", "usage", "observed", "remaining", "max_debt"):
         odd |= ~np.isfinite(numbers(rows.verdict(name)))
+    for name in ("limit", "burst", "max_debt"):
+        odd |= numbers(rows.verdict(name)) < 0
     samples, sample_ms, window_ms, interval_ms, ttl_ms = (
         integers(rows.verdict(name))
         for name in ("samples", "sample_ms", "window_ms", "interval_ms", "ttl_ms")
@@ -57,6 +62,8 @@ def _impossible_verdicts(rows: LogRows) -> Flags:
     is_rate = among(rows.verdict("algorithm"), "sampled_rate")
     odd |= is_rate & ((samples < 1) | (samples > MOST_SAMPLES) | (sample_ms < 1))
     odd |= counts_ids & ((window_ms < 1) | (interval_ms < 1) | (ttl_ms < 1))
+    charges = numbers(rows.verdict("observed"))
+    odd |= counts_ids & ((charges < 0) | (charges > MOST_CHARGES))
     return odd
 
 
@@ -66,7 +73,7 @@ def findings(rows: LogRows) -> pa.Table:
     each = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
     found = []
     for number, (kind, principal, at_ms, order, mode, place, batch) in enumerate(each):
-        counts = {"case": "tally", "principal": principal, "contradicts": 1}
+        counts = {"principal": principal, "contradicts": 1}
         if number < EXAMPLES:
             counts |= {
                 "case": "contradicts",

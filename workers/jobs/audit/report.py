@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -19,21 +20,20 @@ from workers.jobs.audit import page, stale_limits, tables
 from workers.jobs.audit.bucket_findings import SCHEMA
 from workers.jobs.audit.judge import AuditRules
 from workers.jobs.audit.limits import JudgedPeriod
-from workers.jobs.audit.replay import ReplayRules, replay
-from workers.jobs.audit.scan import Scanned, ScanRules, scan
-from workers.jobs.batches import BatchFaults, LogGaps, Overview
+from workers.jobs.audit.replay import LateRowsError, ReplayRules, replay
+from workers.jobs.audit.scan import SavedRows, Scanned, ScanRules, scan
+from workers.jobs.audit.state import AuditState
+from workers.jobs.batches import Task
+from workers.jobs.charts import slice_of
 from workers.jobs.errors import JobError, JobUsageError
 from workers.jobs.files import LogPart, location_of
 from workers.jobs.folder import OutputFolder
-from workers.jobs.period import Period
+from workers.jobs.period import Period, partial_log
 from workers.jobs.runner import Runner
 
 LARGEST: Final = 20
 IN_PAGE: Final = 200
 """The most rows of a table that the page shows; the Parquet files have all."""
-SLICES: Final = (1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
-"""The possible lengths of a slice of time in a chart, in milliseconds."""
-IN_CHART: Final = 150
 
 
 ROWS_OF_A_PARTITION: Final = 1_000_000
@@ -47,6 +47,10 @@ OVERVIEW, SCAN, REPLAY = 5.0, 45.0, 50.0
 
 SUMMARY: Final = "summary.json"
 
+SETTLED_MS: Final = 60_000
+"""Rows of this age are taken as settled: nodes and the writer are not slower. After a slower one, the next
+audit reads the log whole."""
+
 
 def audit(
     runner: Runner,
@@ -55,30 +59,41 @@ def audit(
     tasks: Sequence[LogPart],
     whole: Callable[[], Sequence[LogPart]],
     folder: OutputFolder,
+    state: AuditState | None = None,
 ) -> dict[str, Any]:
     """Audit a period, and write the report's tables, its page and its summary; returns the page's values.
 
     Args:
         tasks: the row groups of the hours of the period, and of those ``around`` it.
         whole: gives all row groups of the log.
+        state: what earlier audits found in other rows. The report is on all rows, and the state has all of
+            them afterwards.
 
     Raises:
         JobError: the log cannot be read, or has no decision in the period.
         JobUsageError: the log does not have every decision.
+        LateRowsError: the rows change what earlier audits found.
     """
     name = location_of(arguments.log).name
     grace_ms, wide = round(arguments.grace * 1000), around(arguments, period)
+    known = AuditState() if state is None else state
     overview = batches.overview(runner, tasks, wide, period, OVERVIEW)
     copies = batches.copies(runner, tasks, overview, 0)
-    gaps, faults = _batches(runner, whole, overview, period)
+    if known.overlaps(overview):
+        raise LateRowsError("rows are there again, in other hours")
+    known.overview.add(overview)
+    overview = known.overview
+    gaps, faults = batches.gaps_and_faults(runner, whole, overview, period)
 
     is_whole = period.from_ms is None and not gaps.beginning
-    slice_ms = next((one for one in SLICES if overview.judged_span_ms / one <= IN_CHART), SLICES[-1])
+    known.judge_by(None if is_whole and not arguments.older else overview.ordered_ms)
+    slice_ms = slice_of(overview.judged_span_ms)
     partitions = max(1, sum(task.rows for task in tasks) * VERDICTS_OF_A_DECISION // ROWS_OF_A_PARTITION)
     sequential = arguments.combine_delays == "sequential"
     rules = ScanRules(period, slice_ms, arguments.clock == "store", sequential, partitions)
-    parts, scattered = runner.scatter(partial(scan, rules), batches.each_once(tasks, wide, copies), SCAN)
-    scanned = Scanned()
+    each_once: list[Task | SavedRows] = [*batches.each_once(tasks, wide, copies), *known.saved_rows()]
+    parts, scattered = runner.scatter(partial(scan, rules), each_once, SCAN)
+    scanned = known.scanned
     for part in parts:
         scanned.add(part)
     asked = scanned.asks.table()
@@ -93,17 +108,24 @@ def audit(
         scanned.loads,
         overview.ordered_ms,
     )
-    found = [*scanned.findings, *scattered.gather(partial(replay, ReplayRules(audit_rules, asks)), REPLAY)]
+    settled_ms = None if state is None else (overview.last_ms or 0) - SETTLED_MS
+    replay_rules = ReplayRules(audit_rules, asks, settled_ms)
+    replayed = list(scattered.gather(partial(replay, replay_rules), REPLAY))
+    kept = [part.kept for part in replayed if part.kept is not None]
+    known.keep(kept)
+    found = [*scanned.findings, known.findings, *(part.findings for part in replayed)]
     from_ms = -math.inf if is_whole else (overview.first_ms or 0) + grace_ms
     times = JudgedPeriod(from_ms, (overview.last_ms or 0) - grace_ms, grace_ms)
     if stale := stale_limits.stale_uses(scanned.uses.table(), scanned.changes, scanned.factors, times):
+        if known.files:
+            raise LateRowsError("limits were not in force, and all verdicts by them are counted")
         found += scattered.gather(partial(stale_limits.stale_verdicts, stale, period), 0)
 
     lacks = bool(gaps.batches or scanned.counts["dropped"] or faults.missing)
     allowed = tables.Allowed(arguments.allow_lost, arguments.allow_missing, arguments.allow_clock, lacks)
     findings = pa.concat_tables([SCHEMA.empty_table(), *found])
     principals = tables.principals(asked, findings, allowed)
-    twice = batches.in_two_versions(copies)
+    known.twice = twice = sorted({*known.twice, *batches.in_two_versions(copies)})
     counts = {
         "missing_batches": gaps.batches,
         "dropped_rows": scanned.counts["dropped"],
@@ -133,7 +155,7 @@ def audit(
         "inside": faults.worst,
         "twice": twice,
         "slice_ms": slice_ms,
-        "over_time": _over_time(scanned),
+        "over_time": _over_time(scanned, slice_ms),
         "log": name,
         "is_whole": audit_rules.is_whole,
         "has_beginning": not gaps.beginning,
@@ -154,25 +176,6 @@ def around(arguments: argparse.Namespace, period: Period) -> Period:
     return period.widened(round(arguments.lead_in * HOUR_MS), round(arguments.grace * 1000) + 1)
 
 
-def _batches(
-    runner: Runner, whole: Callable[[], Sequence[LogPart]], overview: Overview, period: Period
-) -> tuple[LogGaps, BatchFaults]:
-    """The gaps between batches, and the faults of batches.
-
-    If only a period is audited, batches may have rows outside of it: rows that seem to be missing are looked
-    for in the whole log.
-    """
-    gaps, faults = batches.gaps_in(overview), batches.faults(overview)
-    begins_ms = overview.first_ms
-    if period != Period() and (gaps.batches or gaps.beginning or faults.batches):
-        everything = batches.overview(runner, whole(), Period(), period, 0)
-        gaps, begins_ms = batches.gaps_in(overview, everything.batches), everything.first_ms
-        faults = batches.faults(overview, everything)
-    if gaps.beginning:
-        faults = faults.since(begins_ms or 0)
-    return gaps, faults
-
-
 def _checked(scanned: Scanned, asked: pa.Table, name: str, period: Period) -> int:
     """The number of asks in the period.
 
@@ -184,21 +187,22 @@ def _checked(scanned: Scanned, asked: pa.Table, name: str, period: Period) -> in
     # A bucket with charges proves that asks were admitted, although the log has no admitted ask.
     leaves_out_admitted = counts["ever_held"] and not counts["ever_admitted"]
     if counts["apart"] or (counts["from_store"] and not counts["admitted"] and leaves_out_admitted):
-        raise JobUsageError(
-            f"{name}: the audit needs every decision, a log of QUOTAGATE_LOG=all; this one, {period}, leaves "
-            "out admitted asks, as QUOTAGATE_LOG=denied does"
-        )
+        raise JobUsageError(partial_log(f"{name}: the audit", period))
     asks = pc.sum(asked["asks"]).as_py()
     if not asks:
         raise JobError(f"{name}: no decision in the period {period}")
     return int(asks)
 
 
-def _over_time(scanned: Scanned) -> list[dict[str, int]]:
-    """The number of asks in each slice of time, by decision, in order."""
-    begins = sorted({from_ms for from_ms, _ in scanned.slices})
+def _over_time(scanned: Scanned, slice_ms: int) -> list[dict[str, int]]:
+    """The number of asks in each slice of time, by decision, in order; earlier audits had shorter slices."""
+    slices: Counter[tuple[int, str]] = Counter()
+    for (from_ms, name), asks in scanned.slices.items():
+        slices[from_ms // slice_ms * slice_ms, name] += asks
+    scanned.slices = slices
+    begins = sorted({from_ms for from_ms, _ in slices})
     names = (*OUTCOMES, "fallback")
-    return [{"from_ms": at, **{name: scanned.slices[at, name] for name in names}} for at in begins]
+    return [{"from_ms": at, **{name: slices[at, name] for name in names}} for at in begins]
 
 
 def _top_rows(principals: pa.Table, buckets: pa.Table, cases: pa.Table, overall: pa.Table) -> dict[str, Any]:

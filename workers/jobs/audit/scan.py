@@ -30,7 +30,9 @@ from workers.jobs.verdicts import (
     flags,
     integers,
     named_quotas,
+    partition_of,
     partitioned,
+    placed,
     quotas_of,
     valid,
     verdicts_of,
@@ -123,13 +125,22 @@ def _extend(mine: dict[K, list[V]], others: Mapping[K, Sequence[V]]) -> None:
         mine.setdefault(name, []).extend(some)
 
 
-def scan(rules: ScanRules, task: Task) -> tuple[Scanned, list[pa.Table]]:
+@dataclass(frozen=True, slots=True)
+class SavedRows:
+    """Rows that an earlier audit kept for the second stage: verdicts, or others with a quota and a bucket."""
+
+    table: pa.Table
+
+
+def scan(rules: ScanRules, task: Task | SavedRows) -> tuple[Scanned, list[pa.Table]]:
     """Scan the rows of a task; also return its verdicts, by partition.
 
     Raises:
         JobError: the file cannot be read.
     """
     found = Scanned()
+    if isinstance(task, SavedRows):
+        return found, _by_partition(task.table, rules.partitions)
     pieces: list[list[pa.Table]] = [[] for _ in range(rules.partitions)]
     for read in task.each(COLUMNS):
         _note_events(read, found)
@@ -150,6 +161,14 @@ def scan(rules: ScanRules, task: Task) -> tuple[Scanned, list[pa.Table]]:
         for piece, table in zip(pieces, partitioned(verdicts, rules.partitions), strict=True):
             piece.append(table)
     return found, [pa.concat_tables([SCHEMA.empty_table(), *piece]).unify_dictionaries() for piece in pieces]
+
+
+def _by_partition(rows: pa.Table, partitions: int) -> list[pa.Table]:
+    if rows.schema.equals(SCHEMA):
+        return partitioned(rows, partitions)
+    names = zip(rows.column("quota").to_pylist(), rows.column("bucket").to_pylist(), strict=True)
+    home = np.array([partition_of(*name, partitions) for name in names], np.int64)
+    return placed(rows, home, partitions)
 
 
 def _count(rows: LogRows, judged: Flags, found: Scanned) -> None:

@@ -7,7 +7,7 @@ whole to the judge (``workers.jobs.audit.judge``), which explains it.
 The kernels repeat arithmetic of ``app.domain`` on purpose, in the same order of operations, since its objects
 would cost most of the time. Searches and rare cases still call it. ``tests/jobs/test_sieve.py`` holds the
 kernels to the judge: over honest buckets and injected faults, *confirmed* implies that the judge finds
-nothing and counts the same.
+nothing, counts the same, and leaves the same state.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from math import isclose, isfinite
-from operator import add
+from math import isclose, isfinite, isinf
+from operator import add, itemgetter
 from typing import Any, Final, NamedTuple
 
 from app.domain import sampled_rate, token_bucket
 from app.domain.decision import REQUEST_RATES
+from app.domain.exact_ids import ExactIds
 from app.domain.quota import CONNECTION_CREATION_RATE, MAX_THROTTLE_MS, RECHECK_MS, Quota
 from app.domain.sampled_rate import Sample
 from app.domain.shape import LAYERS
-from workers.jobs.audit.admitted_amounts import AdmittedAmounts
+from app.domain.token_bucket import Tokens
 from workers.jobs.audit.bucket_findings import BucketTally
-from workers.jobs.audit.ids import UNNOTICED_MS
-from workers.jobs.audit.judge import AuditRules
-from workers.jobs.audit.levels import MODES
+from workers.jobs.audit.ids import UNNOTICED_MS, IdsJudge
+from workers.jobs.audit.judge import AuditRules, BucketJudge, judge_of
+from workers.jobs.audit.levels import MODES, LevelJudge
 from workers.jobs.audit.uncertain_rate import EQUAL
+from workers.jobs.verdicts import DIGEST_BYTES
 
 Exact = tuple[str, int, str | None]
 """The exact outcome, wait in ms, and reason."""
@@ -80,6 +82,7 @@ class _Tallies(dict[Hashable, BucketTally]):
 
     def __init__(self, judge_from_ms: int | None) -> None:
         self.from_ms = NEVER if judge_from_ms is None else judge_from_ms
+        self.rows = 0
         self._lead_in = BucketTally()
 
     def of(self, principal: Hashable, at_ms: int) -> BucketTally:
@@ -92,6 +95,7 @@ class _Tallies(dict[Hashable, BucketTally]):
 
     def count(self, rows: BucketColumns) -> None:
         """Count every verdict as judged, in addition to the kernel's counts."""
+        self.rows += len(rows.order)
         pairs = zip(rows.principal, rows.at_ms, strict=True)
         counted = Counter(principal for principal, at_ms in pairs if at_ms >= self.from_ms)
         for principal, verdicts in counted.items():
@@ -104,7 +108,10 @@ class _OddError(Exception):
 
 
 def confirm(
-    pieces: Iterable[BucketColumns], quotas: Sequence[Quota], rules: AuditRules
+    pieces: Iterable[BucketColumns],
+    quotas: Sequence[Quota],
+    rules: AuditRules,
+    judge: BucketJudge | None = None,
 ) -> dict[Any, BucketTally] | None:
     """The judge's tallies by principal if the bucket is exactly as logged; None if the judge must decide.
 
@@ -113,6 +120,9 @@ def confirm(
     Args:
         pieces: the rows of the bucket, in any number of pieces: a large bucket need not fit in memory.
         quotas: quotas as rows describe them (``BucketRow.as_quota``); those of other buckets are ignored.
+        judge: has the state before these rows; by default that of an empty bucket. Afterwards it has the
+            state that the judge itself would leave, except for ``LevelJudge.before`` and ``written``, which
+            only explain losses; after None it is of no use.
     """
     some = iter(pieces)
     if (first := next(some, None)) is None:
@@ -122,7 +132,8 @@ def confirm(
     try:
         quota = quotas[first.applied[0]]
         kernel = _KERNELS.get(quota.algorithm)
-        is_confirmed = kernel is not None and kernel(checked, quota, quotas, rules, tallies)
+        judge = judge or judge_of(quota.algorithm, rules)
+        is_confirmed = kernel is not None and kernel(checked, quota, quotas, judge, tallies)
     except _OddError:
         return None
     return dict(tallies) if is_confirmed else None
@@ -163,28 +174,36 @@ def _in_order(rows: BucketColumns, last: int) -> bool:
 
 
 def _confirms_rate(
-    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], rules: AuditRules, tallies: _Tallies
+    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], judge: BucketJudge, tallies: _Tallies
 ) -> bool:
-    """Replay a sampled rate: the live samples, and ``older``, the sum of all but the newest."""
+    """Replay a sampled rate: the live samples, and ``older``, the sum of all but the newest.
+
+    Expired samples are ``gone``; the bucket itself drops them when a sample begins.
+    """
+    if not isinstance(judge, LevelJudge) or not _is_plain(judge):
+        return False
     samples, sample_ms = _measured_samples(quota), quota.sample_ms
     life_ms, span_s = samples * sample_ms, (samples - 1) * sample_ms / 1000
-    values: list[float] = []
-    starts: list[int] = []
-    lasts: list[int] = []
-    older, admitted = 0.0, AdmittedAmounts()
-    newest_ms, current = NEVER, -1
+    kept_ms = sampled_rate.kept_samples(quota.samples) * sample_ms
+    state: sampled_rate.Samples = judge.state or ()  # type: ignore[assignment]  # of a rate
+    values, starts, lasts = (list(map(itemgetter(place), state)) for place in range(3))
+    gone: list[Sample] = []
+    older, admitted = _total(values[:-1]), judge.admitted
+    newest_ms, current = lasts[-1] if lasts else NEVER, -1
     for (
         at_ms, principal, mode, recheck, is_refused, later_ms, usage,
         outcome, throttle_ms, observed, remaining, reason, place,
     ) in _levels(pieces):  # fmt: skip
         if place != current:
             current, quota = place, quotas[place]
-            limit, is_deny, is_bound, longest_ms, most_ms, adds_delays = _facts(quota, rules)
+            limit, is_deny, is_bound, longest_ms, most_ms, adds_delays = _facts(
+                quota, sequential=judge.sequential
+            )
         if at_ms < newest_ms:
             return False
         newest_ms = at_ms
         while lasts and at_ms - lasts[0] >= life_ms:
-            del values[0], starts[0], lasts[0]
+            gone.append(Sample(values.pop(0), starts.pop(0), lasts.pop(0)))
             older = _total(values[:-1])
         if lasts:
             newest, elapsed_ms, is_young = values[-1], at_ms - starts[0], at_ms - starts[-1] < sample_ms
@@ -217,8 +236,9 @@ def _confirms_rate(
         if exact != (outcome, throttle_ms, reason):
             return False
         if mode == "refund":
-            state = sampled_rate.refund(_state(values, starts, lasts), usage)
-            values = [sample.value for sample in state]
+            state = sampled_rate.refund((*gone, *_state(values, starts, lasts)), usage)
+            values = [sample.value for sample in state[len(gone) :]]
+            gone = list(state[: len(gone)])
             older, used = _total(values[:-1]), _total(values)
             admitted.refund(usage)
         elif is_refused or mode == "peek":
@@ -229,6 +249,8 @@ def _confirms_rate(
                 values[-1], lasts[-1] = newest + usage, at_ms
             else:
                 older += newest
+                if gone:
+                    gone = [sample for sample in gone if at_ms - sample.last_ms < kept_ms]
                 values.append(float(usage))
                 starts.append(at_ms)
                 lasts.append(at_ms)
@@ -236,22 +258,28 @@ def _confirms_rate(
                 admitted.add(quota, usage, at_ms, tallies.of(principal, at_ms))
         if _differ(used / window_s, limit * window_s - used, observed, remaining):
             return False
+    judge.state = (*gone, *_state(values, starts, lasts))
+    judge.rows += tallies.rows
     return True
 
 
 def _confirms_tokens(
-    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], rules: AuditRules, tallies: _Tallies
+    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], judge: BucketJudge, tallies: _Tallies
 ) -> bool:
     """Replay a token bucket: the tokens at the last write, and the ``level`` that they are refilled to."""
-    tokens, written_ms = 0.0, NEVER
-    newest_ms, current, admitted = NEVER, -1, AdmittedAmounts()
+    if not isinstance(judge, LevelJudge) or not _is_plain(judge):
+        return False
+    tokens, written_ms = judge.state if isinstance(judge.state, Tokens) else (0.0, NEVER)
+    newest_ms, current, admitted = written_ms, -1, judge.admitted
     for (
         at_ms, principal, mode, recheck, is_refused, later_ms, usage,
         outcome, throttle_ms, observed, remaining, reason, place,
     ) in _levels(pieces):  # fmt: skip
         if place != current:
             current, quota = place, quotas[place]
-            limit, is_deny, is_bound, longest_ms, most_ms, adds_delays = _facts(quota, rules)
+            limit, is_deny, is_bound, longest_ms, most_ms, adds_delays = _facts(
+                quota, sequential=judge.sequential
+            )
             burst, deepest = quota.burst, -quota.max_debt
         if at_ms < newest_ms:
             return False
@@ -304,21 +332,38 @@ def _confirms_tokens(
                 admitted.add(quota, usage, at_ms, tallies.of(principal, at_ms))
         if _differ(burst - level, level, observed, remaining):
             return False
+    judge.state = None if written_ms == NEVER else Tokens(tokens, written_ms)
+    judge.rows += tallies.rows
     return True
 
 
+def _is_plain(judge: LevelJudge) -> bool:
+    """Whether a level is known exactly, and nothing about it is rare."""
+    return judge.uncertain is None and not (judge.is_loaded or judge.is_rounded or judge.holds)
+
+
 def _confirms_ids(
-    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], rules: AuditRules, tallies: _Tallies
+    pieces: Pieces, quota: Quota, quotas: Sequence[Quota], judge: BucketJudge, tallies: _Tallies
 ) -> bool:
     """Replay a bucket of ids: for each id the start of its layer (``held``), and the times of the charges."""
-    interval_ms, ttl_ms, max_ids = quota.layers.interval_ms, quota.layers.ttl_ms, rules.max_ids
-    window_ms = quota.window_ms
-    if not rules.is_whole or not interval_ms <= ttl_ms <= LAYERS * interval_ms:
+    if not isinstance(judge, IdsJudge) or not _has_known_ids(judge, quota):
         return False
-    held: dict[int, int] = {}
-    charges: list[int] = []
-    dead, admitted, added = 0, AdmittedAmounts(), (BucketTally(), -1)
-    open_ms = newest_ms = wrote_ms = changed_ms = NEVER
+    interval_ms, ttl_ms, max_ids = quota.layers.interval_ms, quota.layers.ttl_ms, judge.max_ids
+    window_ms = quota.window_ms
+    if not interval_ms <= ttl_ms <= LAYERS * interval_ms:
+        return False
+    held = {
+        int.from_bytes(each, "big", signed=True): judge.exact.layers[number]
+        for number, ids in judge.exact.held.items()
+        for each in ids
+        if number in judge.exact.layers
+    }
+    charges = judge.exact.charges[judge.exact.dead :]
+    dead, admitted, added = 0, judge.admitted, (BucketTally(), -1)
+    open_ms = max(judge.exact.layers.values(), default=NEVER)
+    changed_ms = NEVER if judge.exact.newest_ms is None else judge.exact.newest_ms
+    newest_ms = NEVER if judge.layers is None else max(changed_ms, NEVER + 1)
+    wrote_ms = NEVER if isinf(judge.wrote_ms) else int(judge.wrote_ms)
     for (
         at_ms, principal, mode, is_refused, asked, outcome, throttle_ms, observed, reason,
         charged_ids, refreshed_ids, how, place,
@@ -405,7 +450,35 @@ def _confirms_ids(
                 held = {each: start for each, start in held.items() if at_ms - start < ttl_ms}
                 open_ms = changed_ms = at_ms
             held.update(dict.fromkeys(written, open_ms))
+    if newest_ms != NEVER:
+        judge.layers, judge.held = quota.layers, None
+        judge.exact = _exact_ids(held, charges, open_ms)
+    if wrote_ms != NEVER:
+        last_ms = charges[-1] if charges else NEVER
+        judge.wrote_ms, judge.under = wrote_ms, quota
+        judge.lasts_ms = max(open_ms + ttl_ms, last_ms + window_ms)
     return True
+
+
+def _has_known_ids(judge: IdsJudge, quota: Quota) -> bool:
+    """Whether the ids of a bucket are known exactly, under this quota, and nothing about it is rare."""
+    if judge.is_loaded or judge.is_reset or judge.vague or not isinf(judge.noticed_ms):
+        return False
+    if judge.layers is None:
+        return judge.log_from_ms is not None and isinf(judge.log_from_ms)
+    same = (quota.layers, quota.window_ms)
+    is_same = judge.under is None or (judge.under.layers, judge.under.window_ms) == same
+    return is_same and judge.held is None and judge.layers == quota.layers
+
+
+def _exact_ids(held: dict[int, int], charges: list[int], open_ms: int) -> ExactIds:
+    """The ids by their layers."""
+    starts = sorted({*held.values(), open_ms} - {NEVER})
+    number = {start: place for place, start in enumerate(starts, 1)}
+    of_layer: dict[int, set[bytes]] = {}
+    for each, start in held.items():
+        of_layer.setdefault(number[start], set()).add(each.to_bytes(DIGEST_BYTES, "big", signed=True))
+    return ExactIds({place: start for start, place in number.items()}, charges=charges, held=of_layer)
 
 
 def _ids_verdict(
@@ -436,7 +509,7 @@ def _ids_verdict(
     return "throttle", min(leaving + window_ms - from_ms, MAX_THROTTLE_MS), None
 
 
-def _facts(quota: Quota, rules: AuditRules) -> tuple[float, bool, bool, int, int, bool]:
+def _facts(quota: Quota, *, sequential: bool) -> tuple[float, bool, bool, int, int, bool]:
     """Facts about a quota for the replay of its levels.
 
     Returns:
@@ -449,7 +522,7 @@ def _facts(quota: Quota, rules: AuditRules) -> tuple[float, bool, bool, int, int
         quota.bound[0] is not None,
         quota.longest_delay_ms,
         RECHECK_MS if quota.key == CONNECTION_CREATION_RATE else MAX_THROTTLE_MS,
-        rules.sequential and quota.key in REQUEST_RATES,
+        sequential and quota.key in REQUEST_RATES,
     )
 
 
@@ -510,7 +583,7 @@ _REJECT: Final[Exact] = ("reject", 0, None)
 _TOO_LARGE: Final[Exact] = ("reject", 0, "too_large")
 _KNOWN_MODES: Final = frozenset(MODES)
 _HOWS_OF_IDS: Final = frozenset(("", "alone", "renewal"))
-_KERNELS: Final[dict[str, Callable[[Pieces, Quota, Sequence[Quota], AuditRules, _Tallies], bool]]] = {
+_KERNELS: Final[dict[str, Callable[[Pieces, Quota, Sequence[Quota], BucketJudge, _Tallies], bool]]] = {
     "sampled_rate": _confirms_rate,
     "token_bucket": _confirms_tokens,
     "producer_ids": _confirms_ids,

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from workers.jobs.audit import findings
-from workers.jobs.audit.bucket_findings import COUNTS
+from workers.jobs.audit.bucket_findings import COUNTS, SCHEMA
 from workers.jobs.audit.scan import ASK_COUNTS
 from workers.jobs.verdicts import Flags, integers
 
+KEYS: Final = ("quota", "bucket", "principal")
 SUMS: Final = (*ASK_COUNTS, *COUNTS, "lost_units")
 CASES: Final = (
     "case", "principal", "quota", "bucket", "at_ms", "order", "digest", "amount", "logged", "exact",
@@ -53,6 +54,15 @@ def buckets(found: pa.Table) -> pa.Table:
     tallies = found.filter(pc.equal(found["case"], "tally"))
     table = _added_up(tallies, ["quota", "bucket"]).drop_columns(list(ASK_COUNTS))
     return table.sort_by([("quota", "ascending"), ("bucket", "ascending")])
+
+
+def by_bucket(tallies: pa.Table) -> pa.Table:
+    """Counts of buckets, added up by bucket and principal, as ``bucket_findings.SCHEMA``."""
+    table = _added_up(tallies.select(_held(tallies, *KEYS)), KEYS)
+    columns = {name: table[name] for name in SCHEMA.names if name in table.schema.names}
+    case = pa.repeat(pa.scalar("tally"), table.num_rows)
+    rows = pa.table({**columns, "case": case})
+    return pa.concat_tables([SCHEMA.empty_table(), rows], promote_options="default").select(SCHEMA.names)
 
 
 def cases(found: pa.Table) -> pa.Table:

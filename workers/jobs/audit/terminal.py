@@ -40,7 +40,8 @@ def summary(report: dict[str, Any], out: str, took_s: float) -> str:
 
 
 def _unchecked(report: dict[str, Any], total: dict[str, Any]) -> Iterator[str]:
-    """The unchecked parts, with reasons."""
+    """The unchecked parts, with reasons, and the part that an audit with a state read."""
+    yield from report.get("state", ())
     if report["older"]:
         yield (
             "  --older: this log has the first batch of every node. If the store was not in use before, "

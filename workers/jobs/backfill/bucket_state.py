@@ -14,10 +14,13 @@ from app.domain.exact_ids import ExactIds
 from app.domain.oracle import BucketCharge, IdsBucket, RateBucket, TokensBucket, corrected_now
 from app.domain.quota import Layers, Quota
 from app.domain.token_bucket import tokens_at
-from workers.jobs.verdicts import DIGEST_BYTES, digests_of
+from workers.jobs.verdicts import digests_of
 
 SPARE: Final = 2
 """Write times of forgotten ids are dropped once there are this many times more write times than ids."""
+
+FEW_IDS: Final = 8
+"""So few write times are kept in any case."""
 
 Subject = tuple[str, str, str | None]
 
@@ -62,7 +65,7 @@ class WrittenIds(ExactIds):
         super(WrittenIds, self).adopt(spread, now_ms, layers)
         self.written[spread] = now_ms
         held = sum(map(len, self.held.values()))
-        if len(self.written) > SPARE * held + DIGEST_BYTES:
+        if len(self.written) > SPARE * held + FEW_IDS:
             self.written = {id_: self.written[id_] for ids in self.held.values() for id_ in ids}
 
 

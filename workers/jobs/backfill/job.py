@@ -42,6 +42,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the backfill."""
     parser.description = DESCRIPTION
+    parser.add_argument("step", nargs="?", choices=("run",), help="as in `quotagate backfill run`")
     parser.add_argument("--out", required=True, help="output folder of the assertions; must not exist yet")
     parser.add_argument(
         "--at", metavar="INSTANT", help="the moment (ISO 8601); default: the time of the last row"
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="from_", metavar="INSTANT", help="ignore earlier rows; default: use all"
     )
+    parser.add_argument("--to", metavar="INSTANT", help="ignore rows from this instant on; default: use all")
     history = parser.add_argument_group("a foreign history")
     history.add_argument("--history", metavar="URL", help="files or a folder to read instead of the log")
     history.add_argument(
@@ -81,12 +83,13 @@ def run(arguments: argparse.Namespace, driver: Driver) -> int:
 
     if not arguments.log and not arguments.history:
         raise JobUsageError("--log, QUOTAGATE_LOG_URL or --history must be the URL of a log or of a history")
-    at_ms, from_ms = parse_instant("--at", arguments.at), parse_instant("--from", arguments.from_)
-    if at_ms is not None and from_ms is not None and from_ms > at_ms:
+    at_ms, asked = parse_instant("--at", arguments.at), Period.of(arguments.from_, arguments.to)
+    if at_ms is not None and asked.from_ms is not None and asked.from_ms > at_ms:
         raise JobUsageError(f"--from: {arguments.from_} is after --at {arguments.at}")
     layers_of(arguments.layers, arguments.window_ms)  # a wrong argument is refused before anything is read
     secret = deployment_secret()
-    period = Period(from_ms, None if at_ms is None else at_ms + 1)
+    ends_ms = [end for end in (asked.to_ms, None if at_ms is None else at_ms + 1) if end is not None]
+    period = Period(asked.from_ms, min(ends_ms, default=None))
     began = time.monotonic()
     with OutputFolder(arguments.out, overwrite=arguments.overwrite) as folder, progress("backfill") as bar:
         source: Source

@@ -20,6 +20,7 @@ from app.domain.quota import Quota
 from app.domain.sampled_rate import kept_samples
 from workers.decision_log.schema import SCHEMA as LOG
 from workers.jobs import batches
+from workers.jobs.audit.possible import impossible
 from workers.jobs.backfill.assertions import Asserted, States, asserted, partitions_for
 from workers.jobs.backfill.bucket_state import LevelState, Write, bucket_state_of
 from workers.jobs.batches import Task
@@ -146,11 +147,13 @@ def scan(partitions: int, task: Task) -> tuple[ScannedWrites, list[pa.Table]]:
     """Scan the rows of a task; also return the verdicts that wrote something, by partition.
 
     Raises:
-        JobError: the file cannot be read.
+        JobError: the file cannot be read, or has a row that no node can have written.
     """
     found = ScannedWrites()
     pieces: list[list[pa.Table]] = [[] for _ in range(partitions)]
     for rows in task.each(COLUMNS):
+        if impossible(rows).any():
+            raise JobError("the log has a row that no node can have written: `quotagate audit` names it")
         if rows.count:
             found.add(_events(rows))
             for piece, table in zip(pieces, partitioned(_writes(rows), partitions), strict=True):

@@ -113,11 +113,11 @@ def _say_next(found: EnvoyImport, out: Path) -> None:
 
 
 def _quotas(found: EnvoyImport) -> Iterator[str]:
-    from app.run.commands.quotas import catalog_file
+    from app import quota_file
 
     yield f"# yaml-language-server: $schema={SCHEMA}\n"
     yield "# Made by `quotagate quotas import-envoy`; apply it with --only-named to keep other quotas.\n"
-    yield from catalog_file.quota_lines(catalog_file.ordered(found.quotas.items()))
+    yield from quota_file.quota_lines(quota_file.ordered(found.quotas.items()))
 
 
 def _mapping(found: EnvoyImport) -> str:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from app.run.commands.options import Reason
 from app.run.commands.quotas import catalog_schema, plans
 from app.run.commands.quotas.plans import ChangePlan
 from app.run.commands.show import Out
+
+if TYPE_CHECKING:
+    from app.quota_file import EntityAndQuotas
 
 group = typer.Typer()
 
@@ -52,13 +55,13 @@ def export(url: Url = None, key: Key = None, config: ConfigFile = None, output: 
         raise typer.BadParameter("an export is yaml or json; `quotagate quotas list` shows a table")
     with connected(url, key, config) as node:
         etag, found = catalog(node)
-    from app.run.commands.quotas import catalog_file  # and YAML, which only files need
+    from app import quota_file  # and YAML, which only files need
 
-    quotas = catalog_file.ordered(found.items())
+    quotas = quota_file.ordered(found.items())
     if output == "json":
         show.document({"quotas": dict(quotas)}, output)
     else:
-        sys.stdout.writelines(catalog_file.write(quotas, etag.strip('"')))
+        sys.stdout.writelines(lines(quotas, etag.strip('"')))
 
 
 @group.command()
@@ -152,9 +155,9 @@ def lint(
     Examples:
       quotagate quotas lint -f quotas.yaml
     """
-    from app.run.commands.quotas import catalog_file  # and YAML, which only files need
+    from app import quota_file  # and YAML, which only files need
 
-    contents = catalog_file.read(_text(file))
+    contents = quota_file.read(_text(file))
     faults = [{"line": fault.line, "message": fault.message} for fault in contents.faults]
     if not show.document({"file": str(file), "faults": faults}, output):
         for fault in contents.faults:
@@ -178,6 +181,16 @@ def schema() -> None:
     typer.echo(catalog_schema.text(), nl=False)  # noqa: TID251  a text of ours
 
 
+def lines(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
+    """Yield the lines of a file of the whole catalog; a quota with only a limit is written as a number."""
+    from app import quota_file  # and YAML, which only files need
+
+    name = catalog_schema.NAME
+    yield f"# yaml-language-server: $schema={name}\n"
+    yield f"# The whole catalog at version {version}. `quotagate quotas schema > {name}` helps editors.\n"
+    yield from quota_file.quota_lines(quotas)
+
+
 def _text(file: Path) -> str:
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
@@ -186,9 +199,9 @@ def _text(file: Path) -> str:
 
 
 def _read(file: Path) -> Mapping[str, Mapping[str, Any]]:
-    from app.run.commands.quotas import catalog_file  # and YAML, which only files need
+    from app import quota_file  # and YAML, which only files need
 
-    contents = catalog_file.read(_text(file))
+    contents = quota_file.read(_text(file))
     if contents.faults:
         lines = [f"{file}:{fault.line}: {fault.message}" for fault in contents.faults]
         raise NodeRequestError(f"{file} has faults; no request was sent", *lines)

@@ -21,6 +21,7 @@ from app.run.commands.options import Reason
 from app.run.commands.quotas.entity import EntityArgument, IfMatch, written_headers
 from app.run.commands.show import Out
 from app.run.commands.top import curve
+from app.terminal import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,12 +140,12 @@ def _chosen(found: Mapping[str, Any], keys: Sequence[str] | None) -> list[Shadow
 def _warnings(found: Mapping[str, Any], shadows: Sequence[Shadow]) -> Iterator[str]:
     """Warn of shadow periods that say little."""
     for shadow in shadows:
-        quota, window = shadow["quota"], show.duration(shadow["window_ms"])
+        quota, window = shadow["quota"], duration(shadow["window_ms"])
         if (in_shadow_ms := _in_shadow_ms(found["now_ms"], shadow)) is None:
             yield f"warning: it is unknown since when {quota} has been in shadow; its window is {window}."
         elif in_shadow_ms < shadow["window_ms"]:
             yield (
-                f"warning: {quota} has been in shadow for {show.duration(in_shadow_ms)}, which is shorter "
+                f"warning: {quota} has been in shadow for {duration(in_shadow_ms)}, which is shorter "
                 f"than its window of {window}: more asks may be refused than these counts say."
             )
 
@@ -189,7 +190,7 @@ def _in_shadow_ms(now_ms: int, shadow: Shadow) -> int | None:
 
 def _period(now_ms: int, shadow: Shadow) -> str:
     in_shadow_ms = _in_shadow_ms(now_ms, shadow)
-    return "an unknown time" if in_shadow_ms is None else show.duration(in_shadow_ms)
+    return "an unknown time" if in_shadow_ms is None else duration(in_shadow_ms)
 
 
 def _table(now_ms: int, shadows: Sequence[Shadow]) -> Table:

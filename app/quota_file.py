@@ -15,9 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from app.domain.entity import TYPES, Entity
 from app.domain.errors import EntityError, QuotaValueError
 from app.domain.quota import Defaults
-from app.domain.quota_value import Definition, check_all, pointer
-from app.run.commands.quotas.catalog_schema import NAME as SCHEMA
-from app.run.commands.values import NUMBER
+from app.domain.quota_value import NUMBER, Definition, check_all, pointer
 from app.terminal import plain
 
 MAX_DEPTH: Final = 10
@@ -81,19 +79,21 @@ def ordered(quotas: Iterable[EntityAndQuotas]) -> list[EntityAndQuotas]:
     return sorted(quotas, key=lambda one: ([TYPES.index(type_) for type_ in _types(one[0])], one[0]))
 
 
-def write(quotas: Sequence[EntityAndQuotas], version: str) -> Iterator[str]:
-    """Yield the lines of a file; a quota with only a limit is written as a number."""
-    yield f"# yaml-language-server: $schema={SCHEMA}\n"
-    yield f"# The whole catalog at version {version}. `quotagate quotas schema > {SCHEMA}` helps editors.\n"
-    yield from quota_lines(quotas)
+def quota_lines(
+    quotas: Sequence[EntityAndQuotas], comments: Mapping[tuple[str, str], str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a file below its comments.
 
-
-def quota_lines(quotas: Sequence[EntityAndQuotas]) -> Iterator[str]:
-    """Yield the lines of a file below its comments."""
+    Args:
+        comments: a comment of one line above a quota, by entity and key.
+    """
     yield "quotas:\n" if quotas else "quotas: {}\n"
-    for entity, definitions in ((plain(entity), definitions) for entity, definitions in quotas):
-        yield f"  {entity}:\n" if len(entity) <= MAX_KEY else f"  ? {entity}\n  :\n"
+    for entity, definitions in quotas:
+        spelled = plain(entity)
+        yield f"  {spelled}:\n" if len(spelled) <= MAX_KEY else f"  ? {spelled}\n  :\n"
         for key, definition in definitions.items():
+            if comments and (comment := comments.get((entity, key))):
+                yield f"    # {plain(comment)}\n"
             limit_alone = definition.keys() == {"limit"}
             yield f"    {plain(key)}: {_flow(definition['limit'] if limit_alone else definition)}\n"
 

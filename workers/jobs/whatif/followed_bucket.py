@@ -1,0 +1,172 @@
+"""A bucket as a log leaves it, which may show more or less than the logged charges give.
+
+If a bucket shows something else, it goes on from what it showed:
+
+- the tokens of a token bucket are shown, so they are exact again but for the last digit;
+- the number of charged ids is shown, but not when each of the surplus was charged: the bucket is in doubt
+  until these and the unknown ids have expired;
+- of a sampled rate only the sum and the window are shown: the bucket is in doubt until the logged charges
+  alone explain what it shows, or it has shown what was expected for its whole span.
+
+While a bucket is in doubt, its differences have the cause of the doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.domain import sampled_rate
+from app.domain.quota import Quota
+from workers.jobs.whatif.buckets import Bucket, Ids, Level, Rate, empty
+from workers.jobs.whatif.causes import Cause
+from workers.jobs.whatif.quota_form import QuotaForm, QuotaForms
+from workers.jobs.whatif.rows import VerdictOfAsk
+
+EQUAL: Final = 1e-9
+"""The allowed relative difference of numbers that went through the store as text."""
+
+
+def is_equal(shown: float, expected: float) -> bool:
+    """Whether a bucket shows what was expected, but for the last digits."""
+    return abs(shown - expected) <= EQUAL * max(1.0, abs(expected))
+
+
+@dataclass(slots=True, eq=False)
+class FollowedBucket:
+    """A bucket as the log leaves it.
+
+    Attributes:
+        is_seen: the log has had an ask for it.
+        doubt: why its state does not follow from the log; None if it does.
+        doubt_ms: since when, or when the bucket last differed.
+        charges: of a rate in doubt, its logged charges of the last span.
+        late_ms: when an ask for it was last answered without the store, whose call may have charged later.
+        limit, burst: of the last ask.
+    """
+
+    bucket: Bucket
+    is_seen: bool = False
+    doubt: Cause | None = None
+    doubt_ms: int = 0
+    charges: deque[tuple[int, float]] = field(default_factory=deque)
+    late_ms: float = -math.inf
+    limit: float = 0.0
+    burst: float = 0.0
+
+    def reset(self, at_ms: int) -> None:
+        """Follow a reset."""
+        empty(self.bucket)
+        self.is_seen, self.doubt, self.doubt_ms = True, "reset", at_ms
+
+    def forget(self) -> None:
+        """Know nothing of it but ids, which every log names."""
+        if not isinstance(self.bucket, Ids):
+            empty(self.bucket)
+        self.is_seen, self.doubt = False, None
+        self.charges.clear()
+
+    def begin_doubt(self, cause: Cause, at_ms: int) -> None:
+        """Note that the state does not follow from the log; the first cause is kept."""
+        if self.doubt is None:
+            self.doubt = cause
+            self.charges.clear()
+        self.doubt_ms = at_ms
+
+    def note_charge(self, at_ms: int, usage: float) -> None:
+        """Note a logged charge, which may explain what a rate in doubt shows."""
+        if self.doubt is not None:
+            self.charges.append((at_ms, usage))
+
+    def settle(self, form: QuotaForm, at_ms: int) -> None:
+        """The bucket showed what was expected: end the doubt once it has done so long enough."""
+        quota, bucket = form.quota, self.bucket
+        if isinstance(bucket, Ids):
+            is_over = at_ms - self.doubt_ms >= max(quota.layers.ttl_ms, quota.window_ms)
+        else:
+            is_long = isinstance(bucket, Level) or at_ms - self.doubt_ms >= form.kept_ms
+            is_over = is_long and not bucket.holds
+        if is_over:
+            self.doubt = None
+            self.charges.clear()
+
+    def resume(self, form: QuotaForm, verdict: VerdictOfAsk, shown: float, at_ms: int) -> None:
+        """Go on from what the verdict says that the bucket showed, in place of what it shows here."""
+        bucket = self.bucket
+        now_ms = max(at_ms, bucket.newest_ms)
+        if isinstance(bucket, Level):
+            if verdict.remaining is not None:
+                bucket.tokens, bucket.newest_ms = verdict.remaining, now_ms
+        elif verdict.observed is None:
+            pass
+        elif isinstance(bucket, Ids):
+            surplus = round(verdict.observed - shown)
+            if surplus > 0:
+                bucket.exact.charges.extend([now_ms] * surplus)
+            else:
+                bucket.exact.uncharge(-surplus)
+            bucket.note()
+        elif (window_ms := _window(form, verdict.observed, verdict.remaining)) is not None:
+            self._resume_rate(bucket, form, verdict.observed, window_ms, at_ms)
+
+    def _resume_rate(
+        self, bucket: Rate, form: QuotaForm, observed: float, window_ms: int, at_ms: int
+    ) -> None:
+        """Go on from the sum and the window that a rate showed.
+
+        If the logged charges since the doubt began explain them, the state is known again. Otherwise the
+        surplus is one charge in the oldest sample, and what is missing is taken from the newest ones.
+        """
+        now_ms = max(at_ms, bucket.newest_ms)
+        charges = self.charges
+        while charges and now_ms - charges[0][0] > form.kept_ms + 2 * form.sample_ms:
+            charges.popleft()
+        for missing in range(form.samples):
+            start_ms = now_ms - (window_ms - missing * form.sample_ms)
+            if not any(charge_ms == start_ms for charge_ms, _ in charges):
+                continue
+            other = Rate()
+            for charge_ms, usage in charges:
+                if charge_ms >= start_ms:
+                    other.charge(form, usage, charge_ms)
+            if is_equal(other.shown(form, at_ms), observed):
+                bucket.take(other.state())
+                self.doubt = None
+                return
+        state = sampled_rate.live_samples(bucket.state(), now_ms, form.samples, form.sample_ms)
+        _, our_window_ms = sampled_rate.measure(state, now_ms, form.samples, form.sample_ms)
+        surplus = observed * (window_ms / 1000) - bucket.shown(form, at_ms) * (our_window_ms / 1000)
+        if surplus < 0:
+            bucket.take(sampled_rate.refund(state, -surplus))
+            return
+        start_ms = max(now_ms - window_ms, now_ms - form.span_ms + 1)
+        if state:
+            oldest, *later = state
+            start_ms = min(oldest.start_ms, start_ms)
+            bucket.take((oldest._replace(value=oldest.value + surplus, start_ms=start_ms), *later))
+        elif surplus > 0:
+            bucket.take((sampled_rate.Sample(surplus, start_ms, start_ms),))
+
+
+class FollowedQuota:
+    """The bucket of a logged quota, and the quota's forms."""
+
+    __slots__ = ("followed", "form", "forms", "shadow")
+
+    def __init__(self, followed: FollowedBucket, quota: Quota) -> None:
+        self.followed = followed
+        self.shadow = quota.shadow
+        forms = QuotaForms(quota)
+        self.forms, self.form = forms.forms, forms.form
+
+
+def _window(form: QuotaForm, observed: float, remaining: float | None) -> int | None:
+    """The window over which a rate was measured; None if it does not follow from the shown numbers."""
+    if remaining is None:
+        return None
+    spare = form.limit - observed
+    if abs(spare) <= EQUAL * form.limit:
+        return None
+    return round(remaining * 1000 / spare)
