@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from math import ceil, log
+from random import Random
 from typing import Any
 
 import pytest
 import redis.asyncio
 from msgspec import msgpack
 
+from app.admission.metrics.metrics import Metrics
+from app.admission.metrics.tally import Tally
 from app.admission.overview.overview import DeploymentOverview
+from app.admission.overview.publisher import Publisher
+from app.http.openapi.overview import LATENCY_MS
+from app.run.commands.top import quantile
 from app.store.samples import (
     AT_ONCE,
     COUNTED,
@@ -21,6 +28,7 @@ from app.store.samples import (
     SampleSeries,
     TimedSample,
 )
+from app.terminal import duration
 from tests import clusters
 from tests.report import say
 from tests.stores import KINDS, MAXMEMORY, running
@@ -212,6 +220,41 @@ async def test_64_processes_send_and_keep_few_bytes(
     )
     assert sent < processes * (size + 4 * 1024)  # the script is sent with each
     assert kept <= size * 1.25 + 48, "more than the script reckons"
+
+
+async def test_percentiles_of_the_sum_are_those_of_all_answers(series: SampleSeries):
+    """Three processes, of which each has other latencies."""
+    random, every = Random(33), []
+    for place, median_s in enumerate((0.0008, 0.006, 0.09)):
+        metrics = Metrics()
+        publisher = Publisher(
+            series, node=f"node-{place}", version="1", totals=metrics.totals, throttled=Tally()
+        )
+        for asks in (3_000, 500, 100):
+            some = [random.lognormvariate(log(median_s), 0.8) for _ in range(asks)]
+            metrics.observe_decisions(some)
+            every += some
+            await publisher.publish()
+        await publisher.publish(is_last=True)
+    overview = DeploymentOverview(series)
+    counts: list[int] = []
+    async with asyncio.timeout(60):
+        while sum(counts) < len(every):
+            await overview.refresh()
+            counts = [
+                *map(sum, zip(*(point.latency for point in overview.view("second").points), strict=True))
+            ]
+            await asyncio.sleep(0.05)  # the polling interval
+    every.sort()
+    found = {}
+    for part in (0.01, 0.1, 0.5, 0.9, 0.95, 0.99, 0.999):
+        exact_ms = every[ceil(part * len(every)) - 1] * 1_000
+        bound_ms = min((bound for bound in LATENCY_MS if bound >= exact_ms), default=None)
+        found[part] = quantile(counts, LATENCY_MS, part)
+        assert found[part] == (
+            f"> {duration(LATENCY_MS[-1])}" if bound_ms is None else f"≤ {duration(bound_ms)}"
+        )
+    assert len({*found.values()}) >= 5, "the percentiles differ"
 
 
 async def test_an_overview_of_a_store_counts_every_ask(series: SampleSeries, url: str):

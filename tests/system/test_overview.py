@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import httpx
+import pytest
 import redis
 
 from app.store.samples import LARGEST
@@ -88,10 +89,18 @@ def total(answers: Answers) -> int:
     return sum(answers[outcome] for outcome in OUTCOMES)
 
 
-def ask(node: Service, *principals: str) -> Answers:
-    decisions = node.batch([{"principal": each, "usage": {"requests": 1}} for each in principals])
+def answers_in(*decisions: dict[str, Any]) -> Answers:
     said = (each[field] for each in decisions for field in ("decision", "source"))
     return Counter(word for word in said if word != "store")
+
+
+def ask(node: Service, *principals: str) -> Answers:
+    """Ask in a batch."""
+    return answers_in(*node.batch([{"principal": each, "usage": {"requests": 1}} for each in principals]))
+
+
+def ask_one(node: Service, principal: str) -> Answers:
+    return answers_in(node.ask(principal=principal, usage={"requests": 1}))
 
 
 def ask_until_it_ends(node: Service, principal: str) -> Answers:
@@ -132,6 +141,72 @@ def test_sum_over_nodes_is_exact_over_a_stop_and_a_start(tmp_path: Path) -> None
             until_counted(again, answers)
             by_minute = overview(again, "?resolution=minute")  # of the node that stopped, at least
             assert {entry["at_ms"] % 60_000 for entry in by_minute["series"]} <= {0}
+
+
+class Caller:
+    """Asks a node until it is told to end, or until the node has stopped.
+
+    Attributes:
+        answers: of this caller.
+        seconds: how long each took.
+    """
+
+    def __init__(self, node: Service) -> None:
+        self.answers: Answers = Counter()
+        self.seconds: list[float] = []
+        self._node = node
+        self._ended = Event()
+        self._thread = Thread(target=self._ask_on)
+        self._thread.start()
+
+    def _ask_on(self) -> None:
+        with suppress(httpx.TransportError):
+            while not self._ended.wait(0.005):
+                for principal in ("alice", "nobody"):
+                    began = time.perf_counter()
+                    answer = ask_one(self._node, principal)
+                    self.seconds.append(time.perf_counter() - began)
+                    self.answers += answer
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lasts_s", [12.0, pytest.param(120.0, marks=pytest.mark.prove)])
+def test_sum_and_latency_are_right_under_traffic_while_a_node_stops_and_starts(
+    tmp_path: Path, lasts_s: float
+) -> None:
+    with nodes(tmp_path, 3, QUOTAGATE_DRAIN_MS="2000") as (three, start), ExitStack() as stack:
+        three[0].put("user=alice", request_rate=DENY)
+        for node in three:
+            eventually(partial(follows, node, "user=alice"))
+
+        def call(node: Service) -> Caller:
+            caller = Caller(node)
+            stack.callback(caller.end)
+            return caller
+
+        callers = [call(node) for node in three]
+        time.sleep(lasts_s / 3)  # the traffic itself is the condition
+        assert three[2].stop() == 0
+        time.sleep(lasts_s / 3)
+        callers.append(call(stack.enter_context(start())))
+        time.sleep(lasts_s / 3)
+        for caller in callers:
+            caller.end()
+        answers = sum((caller.answers for caller in callers), Answers())
+        assert all(caller.answers["throttle"] for caller in callers)
+        view = until_counted(three[0], answers)
+        say(f"{total(answers)} answers in {lasts_s:.0f} s, {dict(answers)}")
+
+        # A node measures a part of the time that its caller measures, so no more answers of callers are fast.
+        seconds = [each for caller in callers for each in caller.seconds]
+        counted_s = [*accumulate(map(sum, zip(*(entry["latency"] for entry in view["series"]), strict=True)))]
+        assert counted_s[-1] == len(seconds) == total(answers)
+        for bound_ms, within in zip(view["latency_ms"], counted_s, strict=False):
+            assert within >= sum(each * 1_000 <= bound_ms for each in seconds)
 
 
 def test_increments_have_each_entry_once(tmp_path: Path) -> None:
