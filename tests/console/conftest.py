@@ -30,7 +30,8 @@ class Console:
     asked: list[str] = field(default_factory=list)
 
     def unlocked(self) -> Console:
-        """With the admin key given."""
+        """With the admin key given, and the quotas in view."""
+        self.view("quotas")
         self.page.fill("#key", self.node.admin_key)
         self.page.keyboard.press("Enter")
         self.page.wait_for_selector("#quota-rows tr")
