@@ -16,7 +16,7 @@ from app.http.server.static import Redirect, StaticPage
 ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
-SCRIPTS: Final = ("script.js", "overview.js", "start.js")
+SCRIPTS: Final = ("script.js", "curves.js", "overview.js", "buckets.js", "start.js")
 """One script of the page, in this order."""
 
 
