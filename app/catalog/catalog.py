@@ -288,7 +288,7 @@ class Catalog:
             async for name, entity in in_parts(names.items()):
                 now = {row.quota: row.definition for row in rows.get(name, ())}
                 edited = {key: new for key, new in edits[entity].items() if new != now.get(key)}
-                written += self._rows(entity, edited, rows, version)
+                written += self._rows(entity, edited, rows, version, origin.at_ms)
             return written
 
         async def write(until: float) -> ChangeResult:
@@ -336,7 +336,7 @@ class Catalog:
                 raise PreconditionError(
                     f"{entity} is at version {now.version}" if now else f"{entity} has no quotas"
                 )
-            return self._rows(entity, edited, rows, version)
+            return self._rows(entity, edited, rows, version, origin.at_ms)
 
         async def write(until: float) -> EntityChange:
             defaults = [str(default) for default in covering_defaults(entity)]
@@ -356,7 +356,7 @@ class Catalog:
             self._changed(name, before, after, origin.who, writing.version)
 
     def _rows(
-        self, entity: Entity, edited: Mapping[str, Definition | None], rows: Rows, version: int
+        self, entity: Entity, edited: Mapping[str, Definition | None], rows: Rows, version: int, at_ms: int
     ) -> list[QuotaRow]:
         """The rows that an edit of an entity writes.
 
@@ -370,7 +370,8 @@ class Catalog:
                 if row.definition is not None:
                     shared.setdefault(row.quota, row)
         return [
-            self._row(entity, key, new, old.get(key), shared.get(key), version) for key, new in edited.items()
+            self._row(entity, key, new, old.get(key), shared.get(key), version, at_ms)
+            for key, new in edited.items()
         ]
 
     def _row(
@@ -381,6 +382,7 @@ class Catalog:
         old: QuotaRow | None,
         shared: QuotaRow | None,
         version: int,
+        at_ms: int,
     ) -> QuotaRow:
         """The row of a quota's new definition, or its tombstone, which keeps the buckets' epoch and identity.
 
@@ -388,14 +390,17 @@ class Catalog:
         same identity. A change of identity resets its buckets (decision record 0008).
         """
         if new is None and old is not None:
-            return QuotaRow(old.entity, key, None, old.epoch, old.identity, version)
+            return QuotaRow(old.entity, key, None, old.epoch, old.identity, version, old.since_ms)
         assert new is not None
+        since_ms = at_ms
+        if old is not None:  # never the same time for two definitions, whatever the clocks of nodes say
+            since_ms = old.since_ms if old.definition == new else max(at_ms, old.since_ms + 1)
         identity = json.dumps(resolve(key, new, entity, self.defaults, 0).identity)
         is_new = old is None or old.definition is None
         if is_new and shared is not None and shared.identity == identity:
-            return QuotaRow(str(entity), key, new, shared.epoch, identity, version)
+            return QuotaRow(str(entity), key, new, shared.epoch, identity, version, since_ms)
         epoch = 0 if old is None else old.epoch if old.identity == identity else version
-        return QuotaRow(str(entity), key, new, epoch, identity, version)
+        return QuotaRow(str(entity), key, new, epoch, identity, version, since_ms)
 
     def _lost(self, error: Exception) -> None:
         """Log that the catalog cannot be reached; the last snapshot stays in force."""
@@ -424,7 +429,7 @@ class Catalog:
                 quota = (
                     None
                     if row.definition is None
-                    else resolve(row.quota, row.definition, entity, self.defaults, row.epoch)
+                    else resolve(row.quota, row.definition, entity, self.defaults, row.epoch, row.since_ms)
                 )
                 changed.take((row.quota, entity, quota))
             except (ValueError, LookupError, TypeError) as error:  # from a newer version of this program
@@ -433,12 +438,12 @@ class Catalog:
             self.snapshot = changed.snapshot(version)
 
     def _quota_set(self, entity: Entity, rows: Sequence[QuotaRow]) -> QuotaSet | None:
-        live = {row.quota: (row.definition, row.epoch) for row in rows if row.definition is not None}
-        definitions = {key: live[key][0] for key in KEYS if key in live}
+        live = {row.quota: row for row in rows if row.definition is not None}
+        definitions = {key: row.definition for key in KEYS if (row := live.get(key)) and row.definition}
         if not definitions:
             return None
         quotas = {
-            key: resolve(key, definition, entity, self.defaults, live[key][1])
+            key: resolve(key, definition, entity, self.defaults, live[key].epoch, live[key].since_ms)
             for key, definition in definitions.items()
         }
         return QuotaSet(

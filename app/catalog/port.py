@@ -22,6 +22,7 @@ class QuotaRow:
         epoch: the catalog version that last reset its buckets; 0 if none did.
         identity: ``Quota.identity`` when it was last written, so that the next write can compare.
         version: the catalog version that wrote it.
+        since_ms: when its definition last changed (since 1970); 0 if unknown.
     """
 
     entity: str
@@ -30,6 +31,7 @@ class QuotaRow:
     epoch: int
     identity: str
     version: int
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

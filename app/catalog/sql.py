@@ -383,7 +383,7 @@ def _hash(entity: str) -> str:
 def _row(row: RowMapping) -> QuotaRow:
     definition = None if row["definition"] is None else _read(row["definition"])
     quota, identity = intern(row["quota"]), intern(row["identity"])
-    return QuotaRow(row["entity"], quota, definition, row["epoch"], identity, row["version"])
+    return QuotaRow(row["entity"], quota, definition, row["epoch"], identity, row["version"], row["since_ms"])
 
 
 @lru_cache(4096)
@@ -402,6 +402,7 @@ def _columns(row: QuotaRow) -> dict[str, Any]:
         "epoch": row.epoch,
         "identity": row.identity,
         "version": row.version,
+        "since_ms": row.since_ms,
     }
 
 

@@ -49,6 +49,7 @@ QUOTAS: Final = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("identity", Text, nullable=False),
     Column("version", BigInteger, nullable=False),
+    Column("since_ms", BigInteger, nullable=False, server_default="0"),
     Column(
         "head", Text().with_variant(Text(collation="C"), "postgresql"), Computed("substr(entity, 1, 512)")
     ),
@@ -58,7 +59,8 @@ QUOTAS: Final = Table(
 """One row for each quota.
 
 A removed quota stays as a tombstone, with ``definition`` NULL: followers must see the removal, and if the
-quota is set again, its earlier buckets must be known. The primary key has a SHA-256 of the entity, because
+quota is set again, its earlier buckets must be known. ``since_ms`` is when the definition last changed; 0 is
+unknown. The primary key has a SHA-256 of the entity, because
 PostgreSQL cannot index the longest spellings (two names of 512 bytes, each byte as ``%XX``). Lists are
 ordered by ``head``, which the database computes."""
 

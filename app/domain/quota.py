@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Algorithm = Literal["producer_ids", "sampled_rate", "token_bucket"]
@@ -154,6 +154,7 @@ class Quota:
             that was set, before any throttle factor. With a limit of 0 the debt is unlimited.
         window_ms, layers: used by producer ids.
         epoch: the catalog version that last reset its buckets; 0 if none did. Part of the bucket's key.
+        since_ms: in shadow, when its definition last changed (since 1970); 0 if unknown, or not in shadow.
     """
 
     key: str
@@ -170,6 +171,7 @@ class Quota:
     window_ms: int = 3_600_000
     layers: Layers = Layers(1_200_000, 4_800_000, "layered")
     epoch: int = 0
+    since_ms: int = field(default=0, compare=False)
 
     @property
     def longest_delay_ms(self) -> int:

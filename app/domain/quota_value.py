@@ -177,8 +177,13 @@ def merge(definition: Definition | None, patch: object) -> object:
     return _merged(definition, {"limit": patch} if _is_number(patch) else patch)
 
 
-def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults, epoch: int) -> Quota:
+def resolve(
+    key: str, definition: Definition, entity: Entity, defaults: Defaults, epoch: int, since_ms: int = 0
+) -> Quota:
     """The quota of a validated definition on an entity, with all defaults applied.
+
+    Args:
+        since_ms: when the definition last changed; 0 if unknown.
 
     >>> resolve("controller_mutation_rate", {"limit": 5}, Entity.of(user="alice"), Defaults(), 0).burst
     55.0
@@ -201,7 +206,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         limit=limit,
         algorithm=algorithm,
         enforcement=cast("Enforcement", definition.get("enforcement", row.enforcement)),
-        shadow=definition.get("shadow") is True,
+        shadow=(shadow := definition.get("shadow") is True),
         scope="cluster" if "broker" in types else cast("Scope", scope),
         on_store_failure=cast("OnStoreFailure", definition.get("on_store_failure", "admit")),
         samples=samples,
@@ -211,6 +216,7 @@ def resolve(key: str, definition: Definition, entity: Entity, defaults: Defaults
         window_ms=window_ms,
         layers=_resolve_layers(definition.get("layers", defaults.layers), window_ms),
         epoch=epoch,
+        since_ms=since_ms if shadow else 0,
     )
 
 

@@ -17,7 +17,9 @@ from app.http.openapi import buckets as buckets_schema
 from app.http.openapi import check as check_schema
 from app.http.openapi import keys as keys_schema
 from app.http.openapi import leases as leases_schema
+from app.http.openapi import overview as overview_schema
 from app.http.openapi import quotas_lists as quotas_lists_schema
+from app.http.openapi import quotas_shadow as quotas_shadow_schema
 from app.http.openapi import volumes as volumes_schema
 from app.http.openapi.schema import KEY, Schema, access_problems, components, problem_answers, ref
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
@@ -40,6 +42,7 @@ TAGS: Final = {
     "Quotas": "What is limited, and for which entities.",
     "Buckets": "The counters: what has been charged so far.",
     "Volumes": "Disks that are running full, and the throttle factor computed from them.",
+    "Overview": "The whole deployment, added up over its nodes.",
     "Keys": "API keys: who may ask for decisions, and who may administer.",
     "Health": "Liveness, readiness and metrics.",
 }
@@ -116,7 +119,11 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
     for item in document["paths"].values():
         _add_long_target(item)
     schemas = _schemas(clock)
-    for room in (quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema):
+    for room in (
+        *(quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema),
+        overview_schema,
+        quotas_shadow_schema,
+    ):
         schemas |= room.COMPONENTS
     schemas["Wish"] = _timed(schemas["Wish"], clock)
     schemas["Health"] = document["components"]["schemas"]["Health"]

@@ -157,6 +157,24 @@ def place_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
+def primary_of(url: str) -> str:
+    """The primary of a URL as people are shown it: its address, socket, or name at its sentinels.
+
+    >>> primary_of("redis://:secret@10.0.0.7"), primary_of("unix:///run/store.sock")
+    ('10.0.0.7:6379', '/run/store.sock')
+    >>> primary_of("redis+sentinel://:secret@one:1,two:2/main/2")
+    'main'
+    """
+    if scheme_of(url) in SENTINEL_SCHEMES:
+        return sentinel_address(url).name
+    parts = urlsplit(url)
+    named = dict(parse_qsl(parts.query))
+    if parts.scheme == "unix":
+        return unquote(parts.path) or named.get("path", "")
+    place = place_of(url)
+    return place if re.search(r":[0-9]+$", place) else f"{place or named.get('host', '')}:{REDIS_PORT}"
+
+
 def sentinel_address(url: str) -> SentinelAddress:
     """Read ``redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DATABASE?OPTION=VALUE``.
 

@@ -19,7 +19,17 @@ from app.node.errors import CommandError
 from app.run.commands import backfill, buckets, keys, programs, volumes
 from app.run.commands.decide import decide
 from app.run.commands.options import EnvFile, PlainErrorsGroup
-from app.run.commands.quotas import entity, envoy_import, explain, files, kafka_import, kafka_options
+from app.run.commands.quotas import (
+    entity,
+    envoy_import,
+    explain,
+    files,
+    kafka_import,
+    kafka_options,
+    shadow,
+    undo,
+)
+from app.run.commands.top import top
 from app.terminal import escape_output
 
 if TYPE_CHECKING:
@@ -137,10 +147,11 @@ def migrate(
 
 
 cli.command()(decide)
+cli.command()(top)
 for program in (programs.generate, programs.audit, programs.whatif, programs.recommend, programs.spark):
     cli.command(context_settings=programs.PASS_THROUGH)(program)
 entity.group.callback(invoke_without_command=True, no_args_is_help=True)(kafka_options.kafka)
-for part in (explain, files, kafka_import, envoy_import):
+for part in (explain, undo, shadow, files, kafka_import, envoy_import):
     entity.group.add_typer(part.group)
 for noun, commands in {
     "quotas": entity,

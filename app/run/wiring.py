@@ -13,11 +13,17 @@ from typing import Final
 
 import structlog
 
+import app
 from app.admission.admission import Admission
 from app.admission.buckets import Buckets
+from app.admission.cluster.gatherer import ClusterGatherer
+from app.admission.gathering.circuit import Circuit
 from app.admission.gathering.slices import Slices
 from app.admission.log.decision_log import DecisionLog
 from app.admission.metrics.metrics import Metrics
+from app.admission.overview.overview import DeploymentOverview
+from app.admission.overview.publisher import Publisher
+from app.admission.overview.shadow_publisher import ShadowPublisher
 from app.admission.throttle_factor.caller_clock import CallerClock, CallerTime
 from app.admission.throttle_factor.throttling import Throttling
 from app.catalog.catalog import Catalog
@@ -34,7 +40,10 @@ from app.http.check_question import Sources
 from app.http.routes import buckets
 from app.http.routes.health import Readiness
 from app.http.routes.keys import router as keys_router
+from app.http.routes.overview import ShownStore
+from app.http.routes.overview import router as overview_router
 from app.http.routes.quotas import router
+from app.http.routes.quotas_shadow import router as quotas_shadow_router
 from app.http.routes.volumes import router as volumes_router
 from app.http.server.connections import Connections
 from app.http.server.intake import Intake
@@ -42,12 +51,14 @@ from app.node.errors import StartError
 from app.node.own_name import own_name
 from app.node.settings import Settings
 from app.node.shortage import shortage_of, started_threads
-from app.node.store_url import is_cluster
+from app.node.store_url import is_cluster, primary_of
 from app.node.tasks import end
 from app.run import envoy
 from app.store.cluster import ClusterStore
-from app.store.port import StoreError
+from app.store.port import Memory, StoreError
 from app.store.redis import RedisStore
+from app.store.samples import SampleSeries
+from app.store.shadow_counts import ShadowCounts
 from app.store.volumes import VolumeRecord
 
 log = structlog.get_logger("quotagate")
@@ -95,6 +106,13 @@ def _report_fault(fail: Callable[[str], None], task: asyncio.Task[None]) -> None
 def _shown(error: StoreError) -> str:
     """The word of readiness for a store that does not decide; all missing rights have one word."""
     return "missing_right" if error.reason == "permission" else error.reason
+
+
+def _shown_store(primary: str, memory: Memory | None, circuit: Circuit | ClusterGatherer) -> ShownStore:
+    """A primary as the overview shows it."""
+    faults = [_shown(circuit.error)] if circuit.error else []
+    used, most = memory if memory is not None else (None, None)
+    return ShownStore(primary, used, most, faults or [fault.name for fault in circuit.faults])
 
 
 async def _start_threads() -> None:
@@ -162,10 +180,11 @@ def build(
         away=away,
     )
     stream = LogStream.at(settings.redis_url)
+    name = own_name()
     logged = DecisionLog(
         stream,
         which=settings.log,
-        node=own_name(),
+        node=name,
         secret=lambda: catalog.hash_secret,
         now_ms=throttling.now_ms,
         plain_ids=settings.log_ids == "plain",
@@ -180,7 +199,21 @@ def build(
         log_dropped=lambda: logged.dropped,
         log_status=lambda: logged.log_status,
         store_memory=lambda: store.memory,
+        samples_dropped=lambda: publisher.dropped,
     )
+    samples = SampleSeries.at(settings.redis_url)
+    publisher = Publisher(
+        samples,
+        node=name,
+        version=app.__version__,
+        totals=metrics.totals,
+        throttled=metrics.throttled,
+        away=away,
+    )
+    shadow_counts = ShadowCounts(samples.client)
+    shadow_publisher = ShadowPublisher(shadow_counts, node=name, tally=metrics.shadows, away=away)
+    overview = DeploymentOverview(samples, away=away)
+    primary = primary_of(settings.redis_url)
     slices = Slices()
     intake = Intake()
     rules = MatchingRules(settings.inter_broker_listener, settings.ipv6_prefix)
@@ -226,6 +259,17 @@ def build(
             unknown_settings=settings.unknown_variables,
         )
 
+    def stores() -> list[ShownStore]:
+        circuit = admission.circuit
+        if isinstance(circuit, ClusterGatherer):
+            return [
+                _shown_store(
+                    f"[{host}]:{port}" if ":" in host else f"{host}:{port}", each.store.memory, each.circuit
+                )
+                for (host, port), each in sorted(circuit.primaries.items())
+            ]
+        return [_shown_store(primary, store.memory, circuit)]
+
     def count_short(error: OSError) -> None:
         if resource := shortage_of(error):
             metrics.count_shortage(resource, error)
@@ -250,6 +294,10 @@ def build(
         await throttling.open()
         stack.push_async_callback(throttling.close)
         await stack.enter_async_context(metrics.written())
+        stack.push_async_callback(samples.close)
+        stack.push_async_callback(overview.close)
+        stack.push_async_callback(publisher.close)
+        stack.push_async_callback(shadow_publisher.close)
         stack.push_async_callback(stream.close)
         await logged.open()
         stack.push_async_callback(logged.close)
@@ -257,6 +305,8 @@ def build(
         await admission.open()
         if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:
             raise StartError(f"QUOTAGATE_REDIS_URL: {away}")
+        publisher.open()
+        shadow_publisher.open()
         await stack.enter_async_context(
             envoy.serving(settings, envoy_port, envoy_listener, connections or Connections(), count_short)
         )
@@ -298,6 +348,7 @@ def build(
         ),
         routers=[
             router(catalog, access, rules, throttling.limit_now, timed=by_callers),
+            quotas_shadow_router(catalog, access, shadow_counts),
             keys_router(keys, access),
             buckets.router(
                 Buckets(admission.circuit, lambda: catalog.snapshot, rules, admission.local.reset),
@@ -306,6 +357,7 @@ def build(
                 was_reset,
             ),
             volumes_router(throttling, catalog, access, time),
+            overview_router(overview, access, stores, lambda: throttling.at().factor),
         ],
         ready=ready,
         metrics=metrics,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -29,6 +29,19 @@ AFTER: Final = struct.Struct("<dddd")
 usage."""
 
 
+class ShadowPeriod(NamedTuple):
+    """A shadow quota under one definition; its verdicts are counted by this.
+
+    Attributes:
+        entity: its canonical spelling.
+        since_ms: as ``Quota.since_ms``.
+    """
+
+    quota: str
+    entity: str
+    since_ms: int
+
+
 class CompiledQuota(Struct, frozen=True):
     """A quota, compiled for one manner of asks.
 
@@ -38,6 +51,7 @@ class CompiledQuota(Struct, frozen=True):
         field, per_unit: the usage field that it limits, and the usage in one unit of the limit.
         counts_ids: whether it counts producer ids.
         is_by_broker: whether each broker has buckets of its own.
+        shadow: None if it is live.
         is_shown_alone: whether one gauge shows its bucket: it is not in shadow, and counts no ids or
             connections.
         allowance: as ``Quota.allowance``.
@@ -52,7 +66,7 @@ class CompiledQuota(Struct, frozen=True):
     per_unit: float
     counts_ids: bool
     is_by_broker: bool
-    shadow: bool
+    shadow: ShadowPeriod | None
     is_shown_alone: bool
     allowance: tuple[int, int]
     head: str
@@ -87,7 +101,7 @@ def compiled(quota: Quota, entity: str, manner: int) -> CompiledQuota:
         key.per_unit,
         counts_ids,
         quota.scope == "broker",
-        quota.shadow,
+        ShadowPeriod(quota.key, entity, quota.since_ms) if quota.shadow else None,
         not (counts_ids or quota.shadow or key.usage == "connections"),
         quota.allowance,
         *_around(quota.key, identity_of(quota)),

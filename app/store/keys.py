@@ -13,6 +13,7 @@ A cluster puts keys into slots by their hash tags, and a call takes keys of one 
     qg1:{N}:order                       the last call of one slot; N is the slot's tag (app.domain.slots)
     qg1:{ask:HASH}                      an answer kept for an ask without a principal
     qg1:{volumes}:..., qg1:{log}:...    elsewhere qg1:volumes:... and qg1:log:...
+    qg1:{overview}:...                  elsewhere qg1:overview:...; the samples of the overview
 
 Names are percent-encoded, so no name can end the hash tag, and hashed when longer than 128 bytes.
 """

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from tests import stores
 from tests.service import Service, running
 from tests.tools import DEBIAN, need
+
+TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
 
 PUSHED = {
     "QUOTAGATE_VOLUME_SOURCE": "push",
@@ -30,7 +33,8 @@ class Console:
     asked: list[str] = field(default_factory=list)
 
     def unlocked(self) -> Console:
-        """With the admin key given."""
+        """With the admin key given, and the quotas in view."""
+        self.view("quotas")
         self.page.fill("#key", self.node.admin_key)
         self.page.keyboard.press("Enter")
         self.page.wait_for_selector("#quota-rows tr")
@@ -77,7 +81,7 @@ def browser() -> Iterator[Browser]:
 def console(browser: Browser, node: Service) -> Iterator[Console]:
     """A freshly opened page; at the end, the browser must have no errors and have contacted no other host."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(TIMEOUT_MS)
     one = Console(page, node)
     page.on("pageerror", lambda error: one.complaints.append(str(error)))
     page.on("console", lambda said: one.complaints.append(said.text) if said.type == "error" else None)

@@ -134,27 +134,17 @@ def test_a_bucket_is_watched_and_reset(console: Console):
     assert console.node.ask(principal="heidi", usage={"producer_ids": [4]})["decision"] == "admit"
 
 
-def test_throttled_callers_are_shown(console: Console):
-    console.node.put("user=ivan", producer_ids_rate=1)
-    console.node.ask(principal="ivan", usage={"producer_ids": [1]})
-    console.node.ask(principal="ivan", usage={"producer_ids": [2]})
-    page = console.unlocked().view("throttles").page
-    page.wait_for_selector("#throttle-rows tr:has-text('user=ivan')")
-    expect(page.locator("#throttle-rows tr", has_text="user=ivan")).to_contain_text("1 h")
-    page.wait_for_selector("#decision-rows tr:has-text('throttle')")
-
-
 def test_everything_can_be_done_with_the_keyboard(console: Console):
     console.node.put("user=judy", request_rate=1)
     page = console.unlocked().page
     page.keyboard.press("Escape")
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     expect(page.locator("#effective")).to_be_visible()
     assert page.evaluate("document.activeElement.name") == "principal"
     page.keyboard.type("1judy")  # the view does not change while typing
     expect(page.locator("#effective")).to_be_visible()
     page.keyboard.press("Escape")
-    page.keyboard.press("1")
+    page.keyboard.press("2")
     page.keyboard.press("Escape")
     page.keyboard.press("/")
     page.keyboard.type("judy")
@@ -179,9 +169,9 @@ def test_everything_can_be_done_with_the_keyboard(console: Console):
     page.unroute("**/v1/quotas?*", hold)
     expect(page.locator("#history li")).to_have_count(2)
     page.keyboard.press("ArrowLeft")  # the late list does not move the focus back
-    expect(page.locator("#volumes")).to_be_visible()
+    expect(page.locator("#overview")).to_be_visible()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator("#health")).to_be_visible()
+    expect(page.locator("#volumes")).to_be_visible()
 
 
 def test_dark_and_light(console: Console):

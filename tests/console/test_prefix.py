@@ -142,12 +142,12 @@ def test_everything_that_a_person_does_in_the_console_stays_below_the_prefix(
     page.on("dialog", lambda dialog: dialog.accept())
     page.click("#edit-delete")
     eventually(lambda: host.node.http.get("/v1/quotas/user=made").status_code == 404)
-    for view in ("buckets", "throttles", "health", "volumes", "effective"):
+    for view in ("overview", "buckets", "health", "volumes", "effective"):
         console.view(view)
     page.fill("#who [name=principal]", "seen")
     page.click("#who button")
     page.wait_for_selector("#explained :text('request_rate')")
-    page.evaluate("lookAtThrottles()")
+    page.evaluate("lookAtOverview()")
     page.evaluate("lookAtHealth()")
     page.evaluate("lookAtVolumes()")
     expect(page.locator("#health-list")).to_contain_text("ready")

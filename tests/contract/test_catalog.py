@@ -545,6 +545,31 @@ def test_postgresql_works_under_uvloop(postgres: Postgres):
     uvloop.run(use())
 
 
+async def test_shadow_quota_is_dated_by_the_last_change_of_its_definition(opened: Opener):
+    one, other = await opened(), await opened()
+
+    async def since(at_ms: int, **values: object) -> int | None:
+        await one.put(ALICE, values, Origin("admin", at_ms))
+        found = await other.get(ALICE)
+        assert found is not None
+        await until(lambda: other.snapshot.version == found.version)
+        followed = quota(other)
+        assert followed is not None
+        assert followed.since_ms == found.quotas["request_rate"].since_ms
+        return followed.since_ms
+
+    shadow = {"limit": 5, "shadow": True}
+    assert await since(1_000, request_rate={"limit": 5}) == 0, "it is not in shadow"
+    assert await since(2_000, request_rate=shadow) == 2_000
+    assert await since(3_000, request_rate=shadow, producer_ids_rate=7) == 2_000
+    assert await since(4_000, request_rate={**shadow, "limit": 6}) == 4_000
+    assert await since(3_500, request_rate=shadow) == 4_001, "never the same for two definitions"
+    await one.delete(ALICE, Origin("admin", 3_600))
+    assert await since(3_700, request_rate=shadow) == 4_002
+    await one.change({ALICE: {"request_rate": shadow}}, Origin("admin", 9_000))
+    assert await since(9_000, request_rate=shadow) == 4_002
+
+
 # The schema
 
 

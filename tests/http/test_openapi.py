@@ -81,8 +81,10 @@ NEEDED = {
         "get /v1/quotas/{entity}",
         "get /v1/quotas:history",
         "get /v1/quotas:effective",
+        "get /v1/quotas:shadow",
         "get /v1/buckets",
         "get /v1/volumes",
+        "get /v1/overview",
     },
     "write": {
         "put /v1/quotas/{entity}",

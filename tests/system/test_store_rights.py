@@ -231,6 +231,7 @@ def test_right_to_something_optional_is_no_fault() -> None:
             assert "may not" not in node.logged()
             node.put("user=a", request_rate=10)
             assert node.ask(principal="a", usage={"requests": 1})["source"] == "store"
+            eventually(lambda: "the store does not take samples: permission" in node.logged())
 
 
 def test_every_command_of_a_script_is_examined() -> None:

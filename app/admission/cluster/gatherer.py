@@ -209,6 +209,11 @@ class ClusterGatherer(Gathering):
                 return None
         return error or self._cluster.error or StoreError("connection", "no primary is known")
 
+    @property
+    def primaries(self) -> Mapping[Address, ConnectedPrimary]:
+        """The primaries that are known, by their addresses."""
+        return self._primaries
+
     async def start(self) -> None:
         """Find the primaries, and examine each."""
         await self._cluster.refresh()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import Final
 
 from msgspec import Raw, Struct, field, msgpack
@@ -46,8 +47,9 @@ class Histogram(Struct):
         self.total += sum(values)
 
     def add(self, other: Histogram) -> None:
-        """Add the counts of another process."""
-        self.counts = [mine + count for mine, count in zip(self.counts, other.counts, strict=True)]
+        """Add the counts of another histogram; each goes to the first bound that is not below its own."""
+        for bound, count in zip((*other.bounds, inf), other.counts, strict=True):
+            self.counts[bisect_left(self.bounds, bound)] += count
         self.total += other.total
 
 
@@ -85,7 +87,7 @@ COUNTERS: Final = (
     *("leases", "envoy_requests", "unusable_descriptors", "refused_connections"),
 )
 SUMS: Final = (
-    *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped"),
+    *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped", "samples_dropped"),
     *("stores_away", "catalogs_away", "draining", "queue_asks", "local_ids", "known_ids", "renewals"),
     *("unmapped_descriptors", "unsent_answers", "connections_handed_over"),
 )
@@ -107,6 +109,7 @@ class Counts(Struct):
             so adding up takes the maximum.
         lapsed: units of leases that ended unsettled.
         log_dropped: decision log rows that it dropped.
+        samples_dropped: samples that it could not publish.
         local_ids: producer ids that were answered without the store.
         known_ids: how many producer ids it knows.
         renewals: asks by which it wrote known ids again.
@@ -160,6 +163,7 @@ class Counts(Struct):
     unmapped_descriptors: int = 0
     unsent_answers: int = 0
     connections_handed_over: int = 0
+    samples_dropped: int = 0
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

@@ -113,6 +113,11 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             "leased", "Units that the bucket held for leases when last seen.", c.leased, "quota entity", sum
         ),
         _counter("log_dropped", "Decision log rows dropped by this node.", c.log_dropped),
+        _counter(
+            "samples_dropped",
+            "Samples for the overview that the store did not take; their counts are in the next ones.",
+            c.samples_dropped,
+        ),
         _histogram("decision_seconds", "Seconds from an ask to its decision.", c.decision_seconds),
         _histogram("store_seconds", "Duration of a store call, in seconds.", c.store_seconds),
         _histogram(

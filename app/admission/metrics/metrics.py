@@ -24,8 +24,10 @@ from msgspec import MsgspecError, Raw, msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.admission.factor import ThrottlingStatus
-from app.admission.metrics.counts import KEPT, Counts, Labels, bounded, touch
+from app.admission.metrics.counts import KEPT, SECONDS, Counts, Histogram, Labels, bounded, touch
 from app.admission.metrics.exposition import Exposition
+from app.admission.metrics.shadows import ShadowTally
+from app.admission.metrics.tally import Tally
 from app.admission.plan import PlannedAsk
 from app.decision_log.status import LogStatus
 from app.domain.ask import Ask
@@ -34,6 +36,7 @@ from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 from app.node.shortage import Resource, shortage_of
 from app.store.port import Answer, Charge, ChargeResult, Memory
+from app.store.samples import LATENCY_S
 
 HALF_LIFE_S: Final = 30.0
 """The half-life of a gauge's activity, and of the weight of old throttle times in their mean."""
@@ -70,6 +73,27 @@ class Fill(NamedTuple):
     remaining: float
 
 
+class Totals(NamedTuple):
+    """The counts of a process since its start, for its samples.
+
+    Attributes:
+        counts: by the names of ``app.store.samples.COUNTED``.
+        latency: as in ``app.store.samples.ProcessSample``.
+        queue_asks: asks that wait for a store call now.
+    """
+
+    counts: list[int]
+    latency: list[int]
+    queue_asks: int
+
+
+_OUTCOMES: Final = ("admit", "delay", "throttle", "reject")
+_WENT_AHEAD: Final = ("admit", "delay")
+"""The decisions after which the work goes ahead. Only such asks count for a shadow quota: a refusal of one
+that another quota refuses is not caused by it."""
+_ALL_SECONDS: Final = tuple(sorted({*SECONDS, *LATENCY_S}))
+"""The bounds by which decisions are counted once, for the metric and for the samples."""
+
 Observe = Callable[[Sequence[float]], None]
 """Counts the times of some asks, in seconds."""
 
@@ -86,12 +110,15 @@ class Metrics:
         waiting: returns how many asks wait for a store call.
         volumes: returns the status of the throttle factor and the volumes.
         log_dropped: returns how many rows the decision log dropped.
+        samples_dropped: returns how many samples could not be published.
         log_status: returns the status of the decision log; None before it was read, or without a log.
         store_memory: returns the memory use of the store.
 
     Attributes:
         observe_decisions: counts the seconds that some asks took.
         observe_queue: counts the seconds that some asks waited in this node for a call.
+        throttled: the most throttled buckets since the last sample.
+        shadows: the verdicts of shadow quotas since they were last written to the store.
     """
 
     def __init__(
@@ -105,10 +132,15 @@ class Metrics:
         log_dropped: Callable[[], int] = lambda: 0,
         log_status: Callable[[], LogStatus | None] = lambda: None,
         store_memory: Callable[[], Memory | None] = lambda: None,
+        samples_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store_memory = store_memory
+        self._samples_dropped = samples_dropped
+        self.throttled = Tally()
+        self.shadows = ShadowTally()
         self._counts = Counts()
-        self.observe_decisions: Observe = self._counts.decision_seconds.observe
+        self._decision_seconds = Histogram.of(_ALL_SECONDS)
+        self.observe_decisions: Observe = self._decision_seconds.observe
         self._waits: list[float] = []  # not counted yet
         self.observe_queue: Observe = self._waits.extend
         self._catalog_away = catalog_away
@@ -137,14 +169,17 @@ class Metrics:
         by, source = decision.limited_by, decision.source
         labels = decision.decision, "" if by is None else by.quota, source
         counts.decisions[labels] = counts.decisions.get(labels, 0) + 1
-        if by is None and not decision.applied:
-            counts.unmatched += 1
+        if by is None:
+            if not decision.applied:
+                counts.unmatched += 1
+        elif decision.throttle_ms and by.bucket is not None and ask.mode != "peek":
+            self.throttled.add(by.quota, by.bucket, decision.throttle_ms)
         if ask.cluster_action and ask.mode in ("admit", "record") and not _EXEMPT_USAGE.isdisjoint(ask.usage):
             counts.exempt += ask.usage.get("requests", 1)
         plan = planned.plan
         if answer is None:
             if plan is None and planned.known is not None:
-                self._shadowed(planned.charges[0], "admit")
+                self._shadowed(planned, planned.charges[0], "admit")
             return False
         charges = planned.charges if plan is None else plan.charges
         has_lapsed = answer.earlier is not None and self._count_earlier(charges, answer.earlier)
@@ -156,7 +191,7 @@ class Metrics:
         is_shown = source == "store"
         if is_shown and planned.known is not None:
             charge = planned.charges[0]
-            self._shadowed(charge, "admit")
+            self._shadowed(planned, charge, "admit")
             touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
         for charge, result in zip(charges, answer.results, strict=True):
             if result.clock or result.remembered or result.fill:
@@ -165,7 +200,7 @@ class Metrics:
                 continue
             compiled = charge.compiled
             if result.throttle_ms or not compiled.is_shown_alone:
-                self._show(ask, charge, result, now)
+                self._show(planned, charge, result, now)
             elif compiled.quota.algorithm == "token_bucket":
                 touch(counts.tokens, (compiled.quota.key, charge.bucket), now, result.remaining)
             else:
@@ -185,12 +220,12 @@ class Metrics:
             self._counts.forgiven += result.forgiven
         return result.lapsed > 0
 
-    def _show(self, ask: Ask, charge: Charge, result: ChargeResult, now: float) -> None:
+    def _show(self, planned: PlannedAsk, charge: Charge, result: ChargeResult, now: float) -> None:
         """Update the gauges of a bucket from the store's result."""
         counts, compiled, throttled = self._counts, charge.compiled, 0.0
-        quota = compiled.quota
+        quota, ask = compiled.quota, planned.ask
         if compiled.shadow:
-            self._shadowed(charge, result.outcome)
+            self._shadowed(planned, charge, result.outcome)
         elif result.throttle_ms and ask.mode != "peek":
             throttled = result.throttle_ms / 1000
         if quota.algorithm == "token_bucket":
@@ -219,11 +254,15 @@ class Metrics:
                 has_lapsed |= not charge.compiled.counts_ids and result.lapsed > 0
         return has_lapsed
 
-    def _shadowed(self, charge: Charge, outcome: str) -> None:
+    def _shadowed(self, planned: PlannedAsk, charge: Charge, outcome: str) -> None:
         """Count the outcome of a quota, if it is in shadow mode."""
-        if charge.quota.shadow:
-            labels = (outcome, charge.quota.key)
+        period = charge.compiled.shadow
+        if period is not None:
+            labels = (outcome, period.quota)
             self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
+            decision = planned.decision
+            if decision is not None and decision.decision in _WENT_AHEAD and planned.ask.mode != "peek":
+                self.shadows.add(period, outcome)
 
     def _filled(self, fill: Fill, now: float) -> None:
         counts, labels = self._counts, (fill.bucket,)
@@ -365,6 +404,20 @@ class Metrics:
         finally:
             self._pauses_until = loop.time() + PAUSE_FACTOR * (loop.time() - began)
 
+    def totals(self) -> Totals:
+        """Return what the samples of this process count."""
+        counts = self._counts
+        by_outcome, by_source = dict.fromkeys(_OUTCOMES, 0.0), {"local": 0.0, "fallback": 0.0}
+        for (outcome, _, source), asks in counts.decisions.items():
+            by_outcome[outcome] += asks
+            if source in by_source:
+                by_source[source] += asks
+        shadow_refused = sum(asks for labels, asks in counts.shadows.items() if labels[0] != "admit")
+        latency = Histogram.of(LATENCY_S)
+        latency.add(self._decision_seconds)
+        numbers = (*by_outcome.values(), *by_source.values(), sum(counts.shed.values()), shadow_refused)
+        return Totals([int(number) for number in numbers], latency.counts, self._waiting())
+
     def write(self) -> None:
         """Write the counts for the other processes."""
         self._update()
@@ -413,12 +466,15 @@ class Metrics:
     def _update(self) -> ThrottlingStatus | None:
         """Update the counts that are kept elsewhere, and return the status of the factor."""
         self._count_waits()
+        self._counts.decision_seconds = Histogram.of(SECONDS)
+        self._counts.decision_seconds.add(self._decision_seconds)
         self._counts.catalogs_away = int(self._catalog_away())
         self._counts.draining = int(self._draining())
         self._counts.queue_asks = self._waiting()
         throttling = self._volumes()
         self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
         self._counts.log_dropped = self._log_dropped()
+        self._counts.samples_dropped = self._samples_dropped()
         return throttling
 
     def _rendered(self, total: Counts, throttling: ThrottlingStatus | None, log: LogStatus | None) -> bytes:

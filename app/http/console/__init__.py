@@ -16,16 +16,21 @@ from app.http.server.static import Redirect, StaticPage
 ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
+SCRIPTS: Final = ("script.js", "curves.js", "overview.js", "buckets.js", "start.js")
+"""One script of the page, in this order."""
 
 
 def kept() -> StaticPage:
     """Return the page as static content; its policy allows its own style and script, and no other host."""
-    style = (FOLDER / "style.css").read_text()
-    script = (FOLDER / "script.js").read_text().replace("{{keys}}", json.dumps(list(KEYS)))
-    html = (FOLDER / "page.html").read_text().replace("{{style}}", style).replace("{{script}}", script)
+    uplot = _text("uplot/uPlot.iife.min.js")
+    style = _text("uplot/uPlot.min.css") + _text("style.css")
+    script = "\n".join(map(_text, SCRIPTS)).replace("{{keys}}", json.dumps(list(KEYS)))
+    html = _text("page.html")
+    for name, content in (("style", style), ("uplot", uplot), ("script", script)):
+        html = html.replace(f"{{{{{name}}}}}", content)
     policy = (
-        f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(uplot)} {hash_of(script)}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {
         "Content-Security-Policy": policy,
@@ -35,6 +40,10 @@ def kept() -> StaticPage:
         "Cross-Origin-Resource-Policy": "same-origin",
     }
     return StaticPage(html.encode(), HTML, headers)
+
+
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
 
 
 class Entrance(StaticPage):

@@ -1,4 +1,4 @@
-// The console: one page that uses the public routes. No framework, no foreign code.
+// The console: one page that uses the public routes. No framework; uPlot draws its curves.
 "use strict";
 
 const KEYS = {{keys}};
@@ -34,6 +34,7 @@ class Refused extends Error {}
 
 // Kept in this page only: storage is open to every page of this host, and one of them runs foreign scripts.
 let key = "";
+let isKeyRefused = false; // then a view does not refresh by itself
 
 // The service's own place, which may be below a prefix; other applications of this host must not get the key.
 const HOME = location.origin + location.pathname.replace(/[^/]*$/, "");
@@ -68,7 +69,10 @@ async function ask(path, { method = "GET", body, headers = {} } = {}) {
 }
 
 function explained(answer, text) {
-  if (answer.status === 401) byId("key").focus();
+  if (answer.status === 401) {
+    isKeyRefused = true;
+    byId("key").focus();
+  }
   try {
     const problem = JSON.parse(text);
     const faults = (problem.errors ?? []).map((fault) => `${fault.field || "body"}: ${fault.message}`);
@@ -110,8 +114,11 @@ function show(name, { focus = true } = {}) {
   history.replaceState(null, "", `#${name}`);
   say("");
   clearInterval(timer);
-  const refresh = { buckets: lookAtBucket, throttles: lookAtThrottles, health: lookAtHealth, volumes: lookAtVolumes }[name];
-  if (refresh) timer = setInterval(refresh, REFRESH_MS);
+  const refresh = {
+    overview: lookAtOverview, buckets: lookAtBucket, health: lookAtHealth, volumes: lookAtVolumes,
+  }[name];
+  isKeyRefused = false;
+  if (refresh) timer = setInterval(() => { if (!isKeyRefused) refresh(); }, REFRESH_MS);
   if (name === "quotas") act(() => find(false));
   else if (refresh) refresh();
   if (focus) byId(name).querySelector("[data-first]")?.focus();
@@ -156,7 +163,7 @@ byId("key-form").addEventListener("submit", (event) => {
   key = byId("key").value.trim();
   byId("key").value = "";
   byId("key").placeholder = "in use until this page is left or loaded again";
-  show(location.hash.slice(1) || "quotas");
+  show(location.hash.slice(1) || "overview");
 });
 
 // Quotas: search
@@ -322,44 +329,7 @@ function explanation(quota) {
     made("ol", { class: "ladder" }, ...rungs));
 }
 
-// Buckets
-
-let watched = null;
-
-byId("which").quota.append(made("option", { value: "" }, "all"), ...KEYS.map((key) => made("option", {}, key)));
-byId("which").addEventListener("submit", (event) => {
-  event.preventDefault();
-  watched = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value));
-  lookAtBucket();
-});
-byId("reset").addEventListener("click", () => {
-  const { bucket, quota } = watched;
-  if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
-    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
-  }
-});
-
-function watch(bucket, quota) {
-  byId("which").bucket.value = bucket;
-  byId("which").quota.value = quota;
-  watched = { bucket, quota };
-  show("buckets");
-}
-
-async function lookAtBucket() {
-  if (!watched) return;
-  await act(async () => {
-    const { buckets } = await ask(`v1/buckets?${new URLSearchParams(watched)}`);
-    fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
-      b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
-    byId("reset").disabled = !buckets.length;
-    byId("watched").textContent = `${watched.bucket}, as of ${new Date().toLocaleTimeString()}`;
-  });
-}
-
-// Throttles, from the metrics: name, labels and value of each sample
-
-let before = null;
+// Health, from the metrics of the node that answers: name, labels and value of each sample
 
 function samples(text) {
   return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
@@ -368,32 +338,6 @@ function samples(text) {
     return { name, value: Number(value), labels: Object.fromEntries(pairs.map(([, key, said]) => [key, said])) };
   });
 }
-
-async function lookAtThrottles() {
-  await act(async () => {
-    const now = { at: performance.now(), all: samples(await ask("metrics")) };
-    const of = (name) => now.all.filter((sample) => sample.name === `quotagate_${name}`);
-    const rates = new Map([...of("rate"), ...of("tokens")].map(({ labels, value }) =>
-      [`${labels.quota} ${labels.entity}`, value]));
-    const waits = of("throttle_seconds").sort((a, b) => b.value - a.value);
-    fill("throttle-rows", waits.map(({ labels, value }) => made("tr", {}, ...cells(made("code", {}, labels.quota),
-      made("code", {}, labels.entity), duration(value), rates.get(`${labels.quota} ${labels.entity}`) ?? null))),
-      "Nobody was throttled in the last two minutes.", 4);
-    const counted = of("decisions_total");
-    fill("decision-rows", counted.map(({ labels, value }) => made("tr", {}, ...cells(labels.decision,
-      labels.quota ? made("code", {}, labels.quota) : "–", labels.source, perSecond(now, labels, value), value))),
-      "No decisions yet.", 5);
-    before = now;
-  });
-}
-
-function perSecond(now, labels, value) {
-  const last = before?.all.find((sample) => sample.name === "quotagate_decisions_total"
-    && ["decision", "quota", "source"].every((name) => sample.labels[name] === labels[name]));
-  return last ? (value - last.value) / ((now.at - before.at) / 1000) : 0;
-}
-
-// Health
 
 async function lookAtHealth() {
   await act(async () => {
@@ -484,7 +428,3 @@ async function lookAtState() {
     pill.className = "pill bad";
   }
 }
-
-setInterval(lookAtState, HEALTH_MS);
-lookAtState();
-show(TABS.some((tab) => tab.getAttribute("aria-controls") === location.hash.slice(1)) ? location.hash.slice(1) : "quotas");

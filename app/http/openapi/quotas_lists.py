@@ -319,7 +319,9 @@ HISTORY: Final = route(
         AWAY,
     ),
     description="Newest first: the changes of one entity, of drills, or all. With "
-    "QUOTAGATE_HISTORY_RETENTION older changes are gone, except the newest of each entity.",
+    "QUOTAGATE_HISTORY_RETENTION older changes are gone, except the newest of each entity. To undo the "
+    "newest change of an entity, compare its `after` with the entity's quotas, and PUT its `before` with "
+    "their version in If-Match; DELETE if it is null.",
     parameters=[
         {
             "name": "entity",

@@ -14,7 +14,8 @@ import typer
 from app.terminal import UNSAFE, plain, plain_json, styled
 
 if TYPE_CHECKING:  # rich and YAML are imported where they show something: `up` and `serve` start without them
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console, Group, JustifyMethod
+    from rich.live import Live
     from rich.status import Status
     from rich.table import Table
 
@@ -91,7 +92,17 @@ def table(
     right: Iterable[str] = (),
     styles: Mapping[str, str] | None = None,
 ) -> None:
-    """Print rows under a header.
+    """Print rows under a header, as ``grid`` makes them."""
+    _print(grid(header, rows, right, styles))
+
+
+def grid(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    right: Iterable[str] = (),
+    styles: Mapping[str, str] | None = None,
+) -> Table:
+    """Return rows under a header.
 
     Args:
         right: the columns that are right-aligned, such as numbers.
@@ -101,14 +112,14 @@ def table(
     from rich.text import Text
 
     cells = [[cell(value) for value in row] for row in rows]
-    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     whole = _whole(dict(zip(header, _widths(header, cells), strict=True)), {*right, *WHOLE})
     for name in map(plain, header):
         justify: JustifyMethod = "right" if name in right else "left"
-        grid.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
+        made.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
     for row in cells:
-        grid.add_row(*(Text(value, (styles or {}).get(value, "")) for value in row))
-    _print(grid)
+        made.add_row(*(Text(value, (styles or {}).get(value, "")) for value in row))
+    return made
 
 
 def records(rows: Sequence[Mapping[str, Any]], right: Iterable[str] = ()) -> None:
@@ -128,12 +139,12 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> None:
     """Print names and values, one pair per line."""
     from rich.table import Table
 
-    grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
     for name, value in pairs:
-        grid.add_row(plain(name), cell(value))
-    _print(grid)
+        made.add_row(plain(name), cell(value))
+    _print(made)
 
 
 def cell(value: Any) -> str:
@@ -210,13 +221,13 @@ def _whole(widths: Mapping[str, int], whole: set[str]) -> set[str]:
     return whole
 
 
-def _print(grid: Table) -> None:
+def _print(made: Table) -> None:
     console = _console()
     if sys.stdout.isatty():
-        console.print(grid)
+        console.print(made)
         return
     with console.capture() as captured:
-        console.print(grid)
+        console.print(made)
     for each in captured.get().splitlines():
         line(each.rstrip())
 
@@ -236,3 +247,33 @@ def working(text: str) -> Status:
 
     console = Console(file=styled(sys.stderr), markup=False, emoji=False, highlight=False)
     return console.status(Text(plain(text)))
+
+
+def grids(made: Iterable[Table]) -> None:
+    """Print tables, with an empty line between two."""
+    for index, each in enumerate(made):
+        if index:
+            line()
+        _print(each)
+
+
+def group(made: Iterable[Table]) -> Group:
+    """Return tables as one, with an empty line between two."""
+    from rich.console import Group
+
+    parts = [part for each in made for part in (each, "")]
+    return Group(*parts[:-1])
+
+
+def columns() -> int:
+    """The width of a line."""
+    return _console().width
+
+
+def live() -> Live:
+    """A screen at the terminal whose content is updated; the lines before it come back at its end."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(markup=False, emoji=False, highlight=False)  # it follows the size of the terminal
+    return Live(console=console, screen=True, auto_refresh=False)

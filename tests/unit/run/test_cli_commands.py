@@ -52,8 +52,9 @@ def commands() -> list[list[str]]:
 
 def test_every_documented_command_exists():
     assert {" ".join(words) for words in commands()} >= {
-        *("up", "serve", "migrate", "decide"),
+        *("up", "serve", "migrate", "decide", "top"),
         *(f"quotas {name}" for name in ("set", "get", "list", "delete", "effective", "history")),
+        *("quotas undo", "quotas watch", "quotas promote"),
         *(f"quotas {name}" for name in ("export", "plan", "apply", "lint", "schema")),
         *("buckets show", "buckets reset"),
         *("keys create", "keys list", "keys revoke", "keys rotate"),
@@ -65,7 +66,7 @@ def test_every_documented_command_exists():
 def test_every_command_has_help_with_examples(quotagate: Command, words):
     ran = quotagate(*words, "--help")
     assert (ran.code, ran.err) == (0, "")
-    if len(words) == 2 or words in (["decide"], ["quotas"], ["volumes"]):
+    if len(words) == 2 or words in (["decide"], ["quotas"], ["volumes"], ["top"]):
         assert f"quotagate {' '.join(words)}" in ran.out.partition("Examples:")[2]
 
 

@@ -21,6 +21,7 @@ from app.kafka.quotas import Broker, EntityQuotas, KafkaQuotas
 from app.node import home, logs
 from app.run import cli
 from app.run.commands import programs
+from app.store.samples import COUNTED
 from tests.commands import Command, Gate, Ran, noting, quotagate
 
 __all__ = ["quotagate"]
@@ -78,11 +79,32 @@ ANSWERS: Final[Mapping[str, Any]] = {
         ],
         "next_cursor": None,
     },
+    "/v1/quotas:shadow": {
+        "entity": HOSTILE,
+        "version": HOSTILE,
+        "now_ms": 2,
+        "shadows": [
+            {**dict.fromkeys(("quota", "enforcement"), HOSTILE), "limit": 1, "since_ms": 1, "window_ms": 5,
+             **dict.fromkeys(("admit", "delay", "throttle", "reject"), 3)}
+        ],
+    },
     "/v1/buckets": {"buckets": [{"bucket": HOSTILE, "quota": HOSTILE, HOSTILE: HOSTILE}]},
     "/v1/buckets:reset": None,
     "/v1/keys": {"keys": [KEY], **KEY},
     "/v1/volumes": VOLUMES,
     "/v1/volumes:drill": VOLUMES,
+    "/v1/overview": {
+        "now_ms": 5_000,
+        "nodes": [{"node": HOSTILE, "version": HOSTILE, "seen_ms": 1}],
+        "series": [
+            {**dict.fromkeys((*COUNTED, "queue_asks"), 3), "at_ms": at_ms, "latency": [1, 2]}
+            for at_ms in (1_000, 2_000)
+        ],
+        "latency_ms": [1],
+        "throttled": [{"quota": HOSTILE, "bucket": HOSTILE, "asks": 1, "throttle_ms": 1}],
+        "stores": [{"primary": HOSTILE, "memory_bytes": 1, "max_bytes": 2, "faults": [HOSTILE]}],
+        "throttle_factor": HOSTILE,
+    },
 }  # fmt: skip
 PROBLEM: Final = {"detail": HOSTILE, "errors": [{"field": HOSTILE, "message": HOSTILE}]}
 GOOD_FILE: Final = "quotas: {user=alice: {request_rate: 5}}"
@@ -109,6 +131,9 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "quotas delete": ("user=alice",),
     "quotas effective": ("--principal", HOSTILE),
     "quotas history": (),
+    "quotas undo": ("user=alice", "--reason", "oops", "--if-match", "1"),
+    "quotas watch": ("user=alice",),
+    "quotas promote": ("user=alice", HOSTILE, "--reason", "trial", "--if-match", "1"),
     "quotas export": (),
     "quotas plan": ("-f", HOSTILE),
     "quotas apply": ("-f", HOSTILE),
@@ -127,6 +152,7 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "volumes drill": ("--factor", "1", "--for", "PT1S"),
     "volumes push": ("seen.json",),
     "volumes forget": (HOSTILE,),
+    "top": (),
 }
 """Every command, with arguments that make it show text from outside."""
 FORMATS: Final = ("table", "json", "yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.admission.answers import decided, held, without_call, without_store
 from app.admission.factor import ThrottlingStatus
-from app.admission.metrics.counts import COUNTERS, HISTOGRAMS, KEPT, SHOWN, SLICE, SUMS, Counts, touch
+from app.admission.metrics.counts import (
+    COUNTERS,
+    HISTOGRAMS,
+    KEPT,
+    SHOWN,
+    SLICE,
+    SUMS,
+    Counts,
+    Histogram,
+    touch,
+)
 from app.admission.metrics.metrics import (
     GONE_S,
     HALF_LIFE_S,
@@ -28,7 +39,9 @@ from app.domain.ask import Ask
 from app.domain.decision import Outcome
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
+from app.store.compiled_quota import ShadowPeriod
 from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
+from app.store.samples import COUNTED, ThrottledBucket
 from tests.unit.admission.fakes import charge_to, sent
 from tests.waiting import until
 
@@ -221,6 +234,26 @@ def test_shadow_verdicts_are_counted_separately(metrics: Metrics):
     assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "refuses", "counted"),
+    [
+        ("admit", False, [0, 0, 1, 0]),
+        ("record", False, [0, 0, 1, 0]),
+        ("peek", False, None),
+        ("admit", True, None),  # another quota refuses the ask
+    ],
+)
+def test_shadow_quota_has_the_verdicts_on_asks_that_went_ahead(
+    metrics: Metrics, mode: Any, refuses: bool, counted: list[int] | None
+):
+    other = judged("consumer_byte_rate", outcome="throttle" if refuses else "admit", throttle_ms=9 * refuses)
+    shadow = judged(outcome="throttle", throttle_ms=9, shadow=True)
+    count(metrics, shadow, other, ask=replace(ASK, mode=mode))
+    period = ShadowPeriod("request_rate", shadow[0].entity, 0)
+    assert metrics.shadows.take(5) == ([] if counted is None else [(period, counted)])
+    assert value(metrics, "shadow_decisions_total", decision="throttle", quota="request_rate") == 1
+
+
 def known(*others: Charge, shadow: bool = False) -> PlannedAsk:
     """An ask whose ids this node knows."""
     charge, _ = ids(shadow=shadow)
@@ -240,6 +273,7 @@ def test_shadow_quota_of_ids_counts_wherever_it_is_decided(metrics: Metrics, wit
         planned.decision, _ = without_call(planned, sequential=False)
         metrics.count(planned, None)
     assert value(metrics, "shadow_decisions_total", decision="admit", quota="producer_ids_rate") == 1
+    assert [numbers for _, numbers in metrics.shadows.take(5)] == [[1, 0, 0, 0]]
     source = "store" if with_others else "local"
     assert value(metrics, "decisions_total", decision="admit", quota="", source=source) == 1
     assert value(metrics, "unmatched_asks_total") == 0
@@ -497,6 +531,38 @@ def test_quiet_entity_disappears(metrics: Metrics, clock: Clock):
     assert list(metrics._counts.rates) == [("request_rate", "user=bob")]
 
 
+def test_totals_have_each_decision_once_and_the_buckets_that_throttled_it(metrics: Metrics):
+    count(metrics, judged(outcome="delay", throttle_ms=7))
+    count(metrics, judged(outcome="throttle", throttle_ms=9, shadow=True))
+    count(
+        metrics,
+        judged(outcome="throttle", throttle_ms=9),
+        ask=Ask({"requests": 1}, principal="alice", mode="peek"),
+    )
+    nothing = PlannedAsk(ASK, (), None)
+    nothing.decision, _ = without_call(nothing, sequential=False)
+    metrics.count(nothing, None)
+    charge, _ = judged()
+    away = PlannedAsk(ASK, (charge,), Plan("admit", (charge,)))
+    away.decision, _ = without_store(ASK, (charge,))
+    metrics.count(away, None)
+    metrics.count_shed("age")
+    metrics.observe_decisions([0.001, 0.0011, 0.0025, 2.0])
+    counts, latency, queue_asks = metrics.totals()
+    assert dict(zip(COUNTED, counts, strict=True)) == {
+        "admit": 3,
+        "delay": 1,
+        "throttle": 1,
+        "reject": 0,
+        "local": 1,
+        "fallback": 1,
+        "shed": 1,
+        "shadow_refused": 1,
+    }
+    assert (latency, queue_asks) == ([1, 1, 1, *[0] * 7, 1], 0)
+    assert metrics.throttled.take(9) == [ThrottledBucket("request_rate", "user=alice", 1, 7)]
+
+
 # Several processes
 
 
@@ -513,6 +579,34 @@ def test_counts_of_processes_add_up(tmp_path: Path, clock: Clock):
         assert value(metrics, "store_seconds_sum") == 1.0
         assert value(metrics, "script_asks_count") == 2
         assert value(metrics, "throttle_seconds", quota="request_rate", entity="user=alice") == 2.0
+
+
+def test_file_of_counts_has_the_bounds_that_the_version_before_adds_up(tmp_path: Path, clock: Clock):
+    """That version refuses a histogram with other bounds, and its scrape fails."""
+    metrics = Metrics(tmp_path, clock)
+    metrics.observe_decisions([0.0015, 0.0021, 7.0])
+    metrics.write()
+    (file,) = tmp_path.glob("*.counts")
+    seconds = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
+    assert msgpack.decode(file.read_bytes())["decision_seconds"] == {
+        "bounds": seconds,
+        "counts": [0, 0, 0, 0, 2, *[0] * 8, 1],
+        "total": pytest.approx(7.0036),
+    }
+
+
+def test_histogram_with_other_bounds_is_added_by_these(tmp_path: Path, clock: Clock):
+    finer = Counts(decision_seconds=Histogram((0.0002, 0.00025, 1.0, 2.0), [1, 2, 4, 8, 16], 5.0))
+    (tmp_path / "1-x.counts").write_bytes(msgpack.encode(finer))
+    metrics = Metrics(tmp_path, clock)
+    metrics.observe_decisions([0.0002])
+    found = samples(metrics)
+    reached = {
+        bound: found["decision_seconds_bucket", (("le", bound),)]
+        for bound in ("0.0001", "0.00025", "0.5", "1.0", "+Inf")
+    }
+    assert reached == {"0.0001": 0, "0.00025": 4, "0.5": 4, "1.0": 8, "+Inf": 32}
+    assert found["decision_seconds_sum", ()] == pytest.approx(5.0002)
 
 
 def test_every_count_is_added_up_over_processes():

@@ -1,0 +1,183 @@
+"""Adds up the samples of all processes: one point for each second, or each minute.
+
+A process counts from its start, so a point has the difference to its sample before. Points are made in the
+order in which the store took the samples and by its clock alone, so every node makes the same ones, now or
+later.
+
+A point is **final** once samples for it have had time to come. If one is lost, there is no
+point: a sum without one process would look like less traffic. The next point has the counts of both; so
+each point counts since the point before it, the sum over all points is exact, and nothing is counted twice.
+A process is lost if it did not say that it stops; it is waited for a few points, then the others go on
+without it.
+
+Counts before the first sample that is still kept are not known, and belong to no point.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from app.admission.metrics.tally import top
+from app.store.samples import COUNTED, LATENCY_S, ProcessSample, ThrottledBucket, TimedSample
+
+MOST_THROTTLED: Final = 32
+"""The most throttled buckets of a point, so that a day of them takes some megabytes at most."""
+
+Sums = dict[tuple[str, str], tuple[int, int]]
+"""By quota and bucket: asks, and their throttle times in ms."""
+
+
+class Point(Struct, frozen=True):
+    """The counts of all processes in a second or a minute.
+
+    Attributes:
+        at: its end, in seconds or minutes since 1970.
+        counts: by the names of ``COUNTED``.
+        latency: as in ``ProcessSample``.
+        throttled: the most throttled buckets, the first ones most.
+    """
+
+    at: int
+    counts: list[int]
+    latency: list[int]
+    queue_asks: int
+    throttled: list[ThrottledBucket]
+
+
+class _Process:
+    """A process: its newest sample, and until when that counts."""
+
+    __slots__ = ("at", "newest")
+
+    def __init__(self, at: int, newest: ProcessSample) -> None:
+        self.at = at
+        self.newest = newest
+
+
+class _Sum:
+    """The counts that wait for their point."""
+
+    __slots__ = ("counts", "latency", "throttled")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(COUNTED)
+        self.latency = [0] * (len(LATENCY_S) + 1)
+        self.throttled: Sums = {}
+
+    def add(self, counts: list[int], latency: list[int], throttled: list[ThrottledBucket]) -> None:
+        for sums, more in ((self.counts, counts), (self.latency, latency)):
+            for place, number in enumerate(more[: len(sums)]):  # another version may count more, or less
+                sums[place] += number
+        add_throttled(self.throttled, throttled)
+
+
+class SummedSeries:
+    """The points of one resolution.
+
+    Args:
+        step_ms: the length of a point.
+        span_ms: how far the points go back.
+        awaited: for how many points a process without samples counts as lost; then it is gone.
+        late_ms: how long after its end a point becomes final.
+
+    Attributes:
+        points: the final points, oldest first.
+    """
+
+    def __init__(self, step_ms: int, span_ms: int, *, awaited: int, late_ms: int) -> None:
+        self.points: deque[Point] = deque()
+        self._step_ms = step_ms
+        self._span = span_ms // step_ms
+        self._awaited = awaited
+        self._late_ms = late_ms
+        self._processes: dict[str, _Process] = {}
+        self._waiting: dict[int, _Sum] = {}
+        """By point, counts that are not in a point yet."""
+        self._carried: _Sum | None = None
+        """The counts of points that a lost sample prevented."""
+        self._lost: set[int] = set()
+        """Points, not final yet, for which the sample of a process did not come, though a later one did."""
+        self._closed = 0
+        """The last point that is final."""
+
+    def add(self, timed: TimedSample) -> None:
+        """Add a sample, in the order of the store."""
+        self.close(timed.taken_ms)
+        sample, at = timed.sample, timed.at
+        if sample is None:
+            return
+        known = self._processes.get(sample.node)
+        if known is not None:
+            before = known.newest
+            counts = [now - then for now, then in zip(sample.counts, before.counts, strict=False)]
+            latency = [now - then for now, then in zip(sample.latency, before.latency, strict=False)]
+            missing = range(max(known.at, self._closed) + 1, min(at, known.at + self._awaited + 1))
+            self._lost.update(missing)
+            known.at, known.newest = max(at, known.at), sample
+        else:
+            self._processes[sample.node] = _Process(at, sample)
+            counts, latency = sample.counts, sample.latency
+            if not sample.is_first:
+                counts, latency = [0] * len(counts), [0] * len(latency)
+        place = max(at, self._closed + 1)
+        self._waiting.setdefault(place, _Sum()).add(counts, latency, sample.throttled)
+
+    @property
+    def processes(self) -> Iterable[tuple[int, ProcessSample]]:
+        """The newest sample of each process, and until when it counts."""
+        return ((each.at, each.newest) for each in self._processes.values())
+
+    def close(self, now_ms: int) -> None:
+        """Make the points that are final at this time."""
+        final = (now_ms - self._late_ms) // self._step_ms
+        if final <= self._closed:
+            return
+        processes = self._processes.values()
+        newest = max(max((each.at for each in processes), default=0), max(self._waiting, default=0))
+        oldest = min(self._waiting, default=newest + 1)
+        for at in range(max(self._closed + 1, oldest), min(final, newest) + 1):
+            self._close(at)
+        self._closed = final
+        self._lost = {at for at in self._lost if at > final}
+        since = final - self._span
+        while self.points and self.points[0].at <= since:
+            self.points.popleft()
+        for node in [node for node, each in self._processes.items() if each.at <= since]:
+            del self._processes[node]
+
+    def _close(self, at: int) -> None:
+        ready = self._waiting.pop(at, None)
+        if ready is not None:
+            if self._carried is None:
+                self._carried = ready
+            else:
+                busiest = most_throttled(ready.throttled, MOST_THROTTLED)  # a gap can be long
+                self._carried.add(ready.counts, ready.latency, busiest)
+        is_lost = at in self._lost or any(
+            at - self._awaited <= each.at < at and not each.newest.is_last
+            for each in self._processes.values()
+        )
+        if is_lost or self._carried is None:
+            return
+        done, self._carried = self._carried, None
+        alive = (each.newest for each in self._processes.values() if each.at >= at)
+        queue_asks = sum(sample.queue_asks for sample in alive if not sample.is_last)
+        self.points.append(
+            Point(at, done.counts, done.latency, queue_asks, most_throttled(done.throttled, MOST_THROTTLED))
+        )
+
+
+def add_throttled(sums: Sums, buckets: list[ThrottledBucket]) -> None:
+    """Add throttled buckets to their sums."""
+    for each in buckets:
+        asks, throttle_ms = sums.get((each.quota, each.bucket), (0, 0))
+        sums[each.quota, each.bucket] = asks + each.asks, throttle_ms + each.throttle_ms
+
+
+def most_throttled(sums: Sums, most: int) -> list[ThrottledBucket]:
+    """Return the buckets that throttled most asks, the first ones most."""
+    return top((ThrottledBucket(*names, *numbers) for names, numbers in sums.items()), most)

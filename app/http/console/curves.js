@@ -1,0 +1,110 @@
+// Curves over time, drawn by uPlot. Each has a label with its newest values, and a table.
+//
+// A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
+// (`parent`). A row is a time (s) and a value for each line; null is a gap.
+
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
+const drawn = new Set(); // charts
+
+const clock = (second) => new Date(second * 1000).toLocaleTimeString("en-GB");
+const textOf = (chart, row, line) => row?.[line + 1] == null ? "–" : chart.format(row[line + 1], line, row);
+
+// The colour that a variable of the style has in the scheme in use.
+function colour(name) {
+  byId("probe").style.color = `var(--${name})`;
+  return getComputedStyle(byId("probe")).color;
+}
+
+// Draws the last `span` seconds until `ends`.
+function draw(chart, rows, ends, span) {
+  Object.assign(chart, { rows, ends, span });
+  chart.figure ??= figureOf(chart);
+  const columns = [0, ...chart.lines.map((_, line) => line + 1)].map((column) => rows.map((row) => row[column]));
+  if (!chart.plot) chart.plot = new uPlot(optionsOf(chart), columns, chart.figure.querySelector(".plot"));
+  else chart.plot.setData(columns);
+  if (chart.plot.cursor.idx == null) chart.plot.setLegend({ idx: rows.length - 1 });
+  const values = chart.lines.map((name, line) => `${name} ${textOf(chart, rows.at(-1), line)}`);
+  chart.figure.querySelector(".plot").setAttribute("aria-label", `${chart.title}, newest: ${values.join(", ")}`);
+}
+
+function figureOf(chart) {
+  const plot = made("div", { class: "plot", role: "img", tabindex: 0 });
+  const details = made("details", {}, made("summary", {}, "As a table"), made("table"));
+  const figure = made("figure", {}, made("figcaption", {}, chart.title), plot, details);
+  details.addEventListener("toggle", () => details.open && tabulate(chart));
+  plot.addEventListener("keydown", (event) => moveCursor(chart, event));
+  new ResizeObserver(() => chart.plot?.setSize(sizeOf(plot))).observe(plot);
+  chart.parent.append(figure);
+  drawn.add(chart);
+  return figure;
+}
+
+function removeCurve(chart) {
+  chart.plot.destroy();
+  chart.figure.remove();
+  drawn.delete(chart);
+}
+
+const sizeOf = (plot) => ({ width: Math.max(plot.clientWidth, 200), height: 180 });
+
+function optionsOf(chart) {
+  const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
+  const scale = chart.bounds
+    ? { splits: () => chart.splits, values: (_, values) => values.map((value) => duration(value / 1000)) }
+    : { values: (_, values) => values.map((value) => chart.format(value, 0)) };
+  const start = () => chart.ends - Math.min(chart.span, Math.max(chart.ends - (chart.rows[0]?.[0] ?? 0), 60));
+  return {
+    ...sizeOf(chart.figure.querySelector(".plot")),
+    cursor: { drag: { x: false, y: false }, y: false },
+    legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
+    scales: {
+      x: { range: () => [start(), chart.ends] },
+      y: chart.bounds ? { distr: 3, range: () => chart.bounds() } : { range: (_, least, most) =>
+        [Math.min(least ?? 0, 0), most > 0 ? most * 1.1 : 1] },
+    },
+    axes: [
+      { ...axis, size: 30, space: 70, values: (_, times) => times.map((time) => clock(time).replace(/:00$/, "")) },
+      { ...axis, size: 62, space: 35, ...scale },
+    ],
+    series: [
+      { label: "at", value: (_, time) => time == null ? "–" : clock(time) },
+      ...chart.lines.map((label, line) => ({
+        label, stroke: () => colour(`line-${line}`), width: 1.5, dash: DASHES[line],
+        ...(label === chart.marks ? { paths: () => null, points: { show: true, size: 9 } } : {}),
+        value: (_, _value, _line, place) => textOf(chart, chart.rows[place], line),
+      })),
+    ],
+  };
+}
+
+function moveCursor(chart, event) {
+  const last = chart.rows.length - 1;
+  const at = chart.plot.cursor.idx ?? last + 1;
+  const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+  if (next === undefined || last < 0) return;
+  const place = Math.min(Math.max(next, 0), last);
+  chart.plot.setCursor({ left: chart.plot.valToPos(chart.rows[place][0], "x"), top: 10 });
+  event.preventDefault();
+}
+
+// The table is of the moment when it is opened: it does not change while somebody reads it.
+function tabulate(chart) {
+  const rows = chart.rows.toReversed().map((row) => made("tr", {}, made("th", { scope: "row" }, clock(row[0])),
+    ...cells(...chart.lines.map((_, line) => textOf(chart, row, line)))));
+  const heads = ["At", ...chart.lines].map((name) => made("th", { scope: "col" }, name));
+  chart.figure.querySelector("details table").replaceChildren(made("caption", {}, chart.title),
+    made("thead", {}, made("tr", {}, ...heads)), made("tbody", {}, ...rows));
+}
+
+// uPlot keeps the colours that it began with.
+function drawAgain() {
+  for (const chart of drawn) {
+    chart.plot.destroy();
+    chart.plot = null;
+    draw(chart, chart.rows, chart.ends, chart.span);
+  }
+}
+
+byId("scheme").addEventListener("click", drawAgain);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);

@@ -1,0 +1,220 @@
+"""The overview in the browser: its numbers are those of the deployment, in curves and tables."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.console.conftest import Console
+from tests.service import eventually
+
+DENY = {"limit": 1e-6, "algorithm": "token_bucket", "burst": 10, "enforcement": "deny"}
+OUTCOMES = ("admit", "delay", "throttle", "reject")
+
+
+def overview(console: Console, query: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = console.node.http.get(f"/v1/overview{query}").json()
+    return found
+
+
+def shown(console: Console) -> Console:
+    """The overview with the admin key, drawn."""
+    console.unlocked().view("overview")
+    expect(console.page.locator("figure")).to_have_count(4)
+    return console
+
+
+def figure(console: Console, title: str) -> Locator:
+    return console.page.locator("figure", has=console.page.locator("figcaption", has_text=title))
+
+
+def table_of(console: Console, title: str) -> list[list[str]]:
+    """The rows of a curve's table, newest first; it has the moment in which it is opened."""
+    summary = figure(console, title).locator("summary")
+    summary.press("Enter")
+    rows = figure(console, title).locator("details tbody tr")
+    rows.first.wait_for()
+    found: list[list[str]] = rows.evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    summary.press("Enter")
+    return found
+
+
+def until_counted(console: Console, asks: int) -> None:
+    """Wait until the page has so many asks of this test's node, which began with none that count."""
+    console.page.wait_for_function(
+        f"() => entries.slice(1).reduce((sum, entry) => sum + decided(entry), 0) >= {asks}"
+    )
+
+
+def asked_since(console: Console) -> int:
+    """How many asks the entries of the page have, the first one apart."""
+    found: int = console.page.evaluate("entries.slice(1).reduce((sum, entry) => sum + decided(entry), 0)")
+    return found
+
+
+def test_numbers_behind_each_curve_are_those_of_the_deployment(console: Console):
+    console.node.put("user=mallory", request_rate=DENY)
+    shown(console)
+    before = asked_since(console)
+    for _ in range(30):
+        console.node.ask(principal="mallory", usage={"requests": 1})
+    console.node.ask(principal="nobody", usage={"requests": 1})
+    until_counted(console, before + 31)
+    rows = table_of(console, "Decisions a second")
+    drawn = console.page.evaluate("CHARTS[0].rows")
+    by_time = {entry["at_ms"]: entry for entry in overview(console)["series"]}
+    times = sorted(by_time)
+    compared = 0
+    for at_s, *values in drawn:
+        at_ms = round(at_s * 1000)
+        if at_ms not in by_time or at_ms == times[0] or None in values:
+            continue
+        seconds = (at_ms - times[times.index(at_ms) - 1]) / 1000
+        assert values == [by_time[at_ms][outcome] / seconds for outcome in OUTCOMES]
+        compared += 1
+    assert compared >= 2
+    texts = console.page.evaluate(
+        "rows => rows.map((row) => [clock(row[0]), ...row.slice(1).map((_, line) => "
+        "textOf(CHARTS[0], row, line))])",
+        drawn,
+    )
+    known = [row for row in rows[::-1] if "–" not in row]
+    assert known == [row for row in texts if "–" not in row][: len(known)]
+    assert sum(float(row[3]) > 0 for row in known) >= 1, "the throttled asks are in the table"
+
+    share = table_of(console, "Decided without the store")
+    assert any(row[2] not in ("–", "0 %") for row in share), "no quota applied to one ask"
+    times_to_decide = table_of(console, "Time to decide")
+    assert any(re.fullmatch(r"[≤>] \d+ m?s", row[1]) for row in times_to_decide)
+    waiting = table_of(console, "Asks that wait")
+    assert {len(row) for row in waiting} == {3}
+
+
+def test_throttled_most_leads_to_the_bucket(console: Console):
+    console.node.put("user=ivan", producer_ids_rate=1)
+    shown(console)
+    for number in (1, 2):
+        console.node.ask(principal="ivan", usage={"producer_ids": [number]})
+    row = console.page.locator("#busiest-rows tr", has_text="user=ivan")
+    expect(row).to_contain_text("1 h")
+    row.locator("a").click()
+    expect(console.page.locator("#buckets")).to_be_visible()
+    console.page.wait_for_selector("#bucket-rows:has-text('producer_ids_rate')")
+
+
+def test_a_name_is_never_markup(console: Console):
+    console.node.put("user=*", request_rate=DENY)
+    shown(console)
+    hostile = "<img src=x onerror=alert(1)>"
+    for _ in range(12):
+        console.node.ask(principal=hostile, usage={"requests": 1})
+    expect(console.page.locator("#busiest-rows")).to_contain_text("%3Cimg")
+    assert console.page.locator("#overview img").count() == 0
+    console.node.http.delete("/v1/quotas/user=*")
+
+
+def test_lost_samples_are_a_gap_and_not_a_zero(console: Console, store):
+    shown(console)
+    store.hold()
+    try:
+        console.page.wait_for_selector("#faults:has-text('newest samples are lost')")
+        expect(console.page.locator("#faults")).to_contain_text("Look whether it hangs")
+        assert console.page.evaluate("CHARTS[0].rows.at(-1).slice(1).every((value) => value === null)")
+        label = figure(console, "Decisions a second").locator(".plot").get_attribute("aria-label")
+        assert label == "Decisions a second, newest: admit –, delay –, throttle –, reject –"
+    finally:
+        store.go_on()
+    expect(console.page.locator("#faults")).not_to_contain_text("newest samples are lost")
+    rows = console.page.evaluate("CHARTS[0].rows")
+    gaps = [place for place, row in enumerate(rows[:-1]) if row[1] is None]
+    assert gaps, "the gap stays, with the next entry after it"
+    assert rows[gaps[-1] + 1][1] is not None
+
+
+def test_nodes_stores_and_disks(console: Console):
+    volume = {"broker": "1", "dir": "/data", "total_bytes": 1000, "available_bytes": 50}
+    console.node.http.post("/v1/volumes", json={"volumes": [volume], "complete": True})
+    page = shown(console).page
+    node, version = page.locator("#node-rows tr").first.locator("td").all_inner_texts()[:2]
+    (known,) = overview(console)["nodes"]
+    assert (node, version) == (known["node"], known["version"])
+    (primary,) = overview(console)["stores"]
+    row = page.locator("#store-rows tr")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text(primary["primary"])
+    expect(row.locator("meter")).to_have_attribute("aria-label", re.compile(r"uses \d+ % of its memory"))
+    expect(page.locator("#disk-rows meter")).to_have_attribute(
+        "aria-label", "/data of broker 1 is used to 95 %"
+    )
+    expect(page.locator("#disk-factor")).to_contain_text("Throttle factor 0: violation")
+    expect(page.locator("#faults")).to_contain_text("Producers are stopped: a disk is too full")
+    console.node.http.post("/v1/volumes", json={"volumes": [], "complete": True})
+    expect(page.locator("#disk-rows")).to_contain_text("Set QUOTAGATE_VOLUME_SOURCE")
+    expect(page.locator("#faults")).not_to_contain_text("Producers are stopped")
+
+
+def test_empty_day_says_what_to_do(console: Console):
+    page = shown(console).page
+    held = {
+        "now_ms": 1_763_719_742_000,
+        "nodes": [],
+        "series": [],
+        "latency_ms": [1],
+        "throttled": [],
+        "stores": [],
+    }
+    page.route("**/v1/overview?resolution=minute*", lambda route: route.fulfill(json=held))
+    page.check("input[value=minute]")
+    expect(page.locator("#no-curves")).to_be_visible()
+    expect(page.locator("#no-curves")).to_contain_text("quotagate decide")
+    expect(page.locator("#curves")).to_be_hidden()
+    expect(page.locator("#busiest-rows")).to_have_text("Nobody was throttled in the last 15 minutes.")
+    expect(page.locator("#node-rows")).to_have_text("No node has counted yet.")
+
+
+def test_curve_is_read_with_the_keyboard(console: Console):
+    page = shown(console).page
+    plot = figure(console, "Decisions a second").locator(".plot")
+    plot.focus()
+    page.keyboard.press("Home")
+    first = plot.locator(".u-legend .u-value").first
+    eventually(lambda: first.inner_text() == page.evaluate("clock(CHARTS[0].rows[0][0])"))
+    page.keyboard.press("ArrowRight")
+    eventually(lambda: first.inner_text() == page.evaluate("clock(CHARTS[0].rows[1][0])"))
+
+
+def test_curves_have_the_colours_of_the_scheme(console: Console):
+    page = shown(console).page
+    legend = "getComputedStyle(document.querySelectorAll('.u-marker')[1]).borderTopColor"
+    page.emulate_media(color_scheme="light")
+    eventually(lambda: page.evaluate(legend) == "rgb(34, 104, 74)")
+    page.click("#scheme")
+    eventually(lambda: page.evaluate(legend) == "rgb(108, 196, 154)")
+    assert page.locator("canvas").count() == 4
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_overview_fits_a_narrow_window(console: Console, width: int):
+    page = shown(console).page
+    page.set_viewport_size({"width": width, "height": 800})
+    expect(page.locator("canvas")).to_have_count(4)
+    eventually(lambda: page.evaluate("document.documentElement.scrollWidth") <= width)
+    assert all(
+        box["width"] <= width for box in (each.bounding_box() for each in page.locator("canvas").all()) if box
+    )
+
+
+def test_refused_key_is_not_asked_for_again_and_again(console: Console):
+    console.says("This needs a key")
+    page = console.page
+    page.focus("#scheme")
+    asked = len(console.asked)
+    page.clock.install()
+    page.clock.run_for(20_000)
+    assert [url for url in console.asked[asked:] if "/v1/" in url] == []
+    assert page.evaluate("document.activeElement.id") == "scheme"
