@@ -21,7 +21,7 @@ _SECONDS: Final = struct.Struct("=q")
 
 
 def set_ahead(file: Path, seconds: int) -> None:
-    """Shift the clock of all programs that have this file; it is made if there is none."""
+    """Shift the clock of all programs that have this file; a missing file is made."""
     file.touch()
     with file.open("r+b") as opened:
         opened.write(_SECONDS.pack(seconds))

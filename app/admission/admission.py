@@ -318,7 +318,7 @@ class Admission:
         try:
             then(planned)
         finally:
-            if not self._unrecorded:  # behind the answers of this turn of the loop
+            if not self._unrecorded:  # behind the answers of this iteration of the loop
                 asyncio.get_running_loop().call_soon(self._record_all)
             self._unrecorded.append((planned, decided_by, monotonic() - since))
 

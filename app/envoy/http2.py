@@ -60,7 +60,7 @@ LARGE_DATA: Final = 256
 """A DATA frame with so many bytes is not counted: the size of requests is bounded elsewhere."""
 FRAMES_AT_A_TIME: Final = 16
 """Frames that are parsed before another connection has its turn."""
-TURN_S: Final = 0.002
+PARSING_S: Final = 0.002
 """How long the connections of a port parse before the event loop continues with other work."""
 LAST_STREAM: Final = 2**31 - 1
 LEAVING: Final = b"leaving!"

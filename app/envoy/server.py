@@ -21,7 +21,7 @@ from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.envoy.answer import OVER_LIMIT, response
 from app.envoy.call import OVERLOADED, CallLimits, GrpcCall, Method, RefusedCallError, StatusCode, peer_of
-from app.envoy.http2 import TURN_S, Http2Connection
+from app.envoy.http2 import PARSING_S, Http2Connection
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
@@ -247,7 +247,7 @@ class EnvoyPort:
         self._intake = intake
         self._shed = metrics.count_shed
         self._limits = limits = CallLimits(intake, metrics.count_shed)
-        self._turns = ParsingTurns(TURN_S)
+        self._turns = ParsingTurns(PARSING_S)
         self.connections: set[Http2Connection] = set()
         self._is_empty = asyncio.Event()
         self._is_stopping = False

@@ -39,7 +39,7 @@ from app.http.routes.leases import LeaseRoute, LeaseRoutes
 from app.http.server.hot import PlainRoute, failure, refuse
 from app.http.server.hot_protocol import Outbox
 from app.http.server.intake import BodyBytes, Intake
-from app.http.server.static import Redirect, StaticPage, Turnstile
+from app.http.server.static import IterationLimit, Redirect, StaticPage
 from app.http.strict import TAKE
 from app.http.wire import Clock
 
@@ -170,7 +170,7 @@ class Front:
         self._same = same
         self._rest = rest
         self._access = access
-        self._turnstile = Turnstile()
+        self._iteration_limit = IterationLimit()
 
     def document(self) -> dict[str, Any]:
         """The OpenAPI document of all routes."""
@@ -208,7 +208,7 @@ class Front:
             await refuse(starting(), scope, send)
             return
         if same is not None:
-            await self._turnstile.wait()
+            await self._iteration_limit.wait()
             await same(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # like GET; the server drops the body

@@ -32,10 +32,10 @@ from app.catalog.errors import (
     SchemaVersionError,
     SecretMismatchError,
 )
+from app.catalog.serial import POLL_S
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
 from app.catalog.tables import CHANGES, STATE
-from app.catalog.turns import POLL_S
 from app.domain.digest import fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.errors import QuotaValueError

@@ -38,7 +38,7 @@ from app.http.server.connections import Connections
 from app.http.server.drain import DrainState
 from app.http.server.hot_protocol import HttpPort
 from app.http.server.parsing import ParsingTurns
-from app.http.server.protocol import TURN_S
+from app.http.server.protocol import PARSING_S
 from app.http.server.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -179,7 +179,7 @@ async def serving(
             metrics=metrics,
             **parts,
         )
-        drain, turns = DrainState(), ParsingTurns(TURN_S)
+        drain, turns = DrainState(), ParsingTurns(PARSING_S)
         hot = HttpPort(app.hot, app.outbox, drain, turns, app.handed_over)
         protocol = hot if Ways.hot else hot.general
         config = uvicorn.Config(

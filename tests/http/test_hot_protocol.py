@@ -27,7 +27,7 @@ from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
 from tests.http.conftest import ADMIN
-from tests.http.ways import QUIET_TURNS, Both, Connection, HeldStore, InMemory, real
+from tests.http.ways import QUIET_ITERATIONS, Both, Connection, HeldStore, InMemory, real
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
 BODY: Final = json.dumps(ASK).encode()
@@ -231,7 +231,7 @@ async def test_answers_keep_their_order_when_a_connection_is_handed_over():
 
 
 async def test_answer_in_the_outbox_goes_before_those_of_the_other_protocol():
-    """An ordinary request and another one, read in the same turn of the loop."""
+    """An ordinary request and another one, read in the same iteration of the loop."""
     connection = Connection()
     connection.protocol.data_received(ONE_ASK)
     connection.protocol.data_received(b"\0")
@@ -298,9 +298,9 @@ async def test_endless_head_ends_although_its_connection_is_handed_over():
     endless = message("POST", ONE, ["X: " + "a" * 2 * MAX_HEAD])
     await connection.send(ONE_ASK, *[endless[at : at + 1_024] for at in range(0, MAX_HEAD + 2_048, 1_024)])
     assert connection.was_handed_over()
-    connection.loop.turn(RequestDeadline.HEAD_S * 1.1)
+    connection.loop.advance(RequestDeadline.HEAD_S * 1.1)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
-    connection.loop.turn(Protocol.LINGER_S)
+    connection.loop.advance(Protocol.LINGER_S)
     assert connection.line.is_closing()
 
 
@@ -339,7 +339,7 @@ async def test_nothing_keeps_a_protocol_that_is_done(last: bytes):
         connection = Connection()
         await connection.send(ONE_ASK, last)
         if last == ONE_ASK[:20]:
-            connection.loop.turn(2 * RequestDeadline.HEAD_S)
+            connection.loop.advance(2 * RequestDeadline.HEAD_S)
         if last != LIVE:
             connection.end()
         await connection.settle()
@@ -374,7 +374,7 @@ async def test_bytes_of_a_body_are_counted_as_they_come(connection: Connection):
 async def test_bytes_of_a_body_that_does_not_end_are_given_back(connection: Connection, how: str):
     await connection.send(LARGE[:50_000])
     if how == "late":
-        connection.loop.turn(RequestDeadline.BODY_S + 3)
+        connection.loop.advance(RequestDeadline.BODY_S + 3)
         assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
     connection.end()
     await connection.settle()
@@ -411,14 +411,14 @@ async def test_bursts_get_no_more_time(connection: Connection, begin: bytes):
     await connection.send(ONE_ASK, begin)
     began = connection.loop.time()
     while not connection.line.is_closing() and b"HTTP/1.1 408" not in connection.line.sent:
-        connection.loop.turn(RequestDeadline.HEAD_S * 0.8)
+        connection.loop.advance(RequestDeadline.HEAD_S * 0.8)
         assert connection.loop.time() - began < RequestDeadline.HEAD_S * 2
         await connection.send(b"a" * (AT_ONCE + 1))
     connection.end()
 
 
 async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection: Connection):
-    """The refused body ends after another request, in the same turn of the event loop."""
+    """The refused body ends after another request, in the same iteration of the event loop."""
     connection.node.ring = {sha256(b"gateway").digest(): Grant("gateway", frozenset({"decide"}))}
     seen: list[str] = []
     connection.node.access._refused = lambda *_, **__: seen.append(_ADDRESS.get())  # type: ignore[method-assign]
@@ -433,9 +433,9 @@ async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection
 
 async def test_rest_of_a_refused_body_that_is_late_ends_the_connection(connection: Connection):
     refused = await connection.send(message("POST", ONE, [WRONG], length="100"), b" " * 50)
-    connection.loop.turn(RequestDeadline.BODY_S * 0.9)
+    connection.loop.advance(RequestDeadline.BODY_S * 0.9)
     assert not connection.line.is_closing()
-    connection.loop.turn(RequestDeadline.BODY_S * 0.2)
+    connection.loop.advance(RequestDeadline.BODY_S * 0.2)
     assert await connection.settle() == refused, "there is one answer"
     assert connection.line.is_closing()
 
@@ -538,7 +538,7 @@ async def test_a_fast_answer_waits_for_a_slow_one_before_it(connection: Connecti
 
 
 async def test_many_requests_at_once_take_turns_with_others(connection: Connection):
-    """One request of a connection is answered in one turn of the loop."""
+    """One request of a connection is answered in one iteration of the loop."""
     connection.protocol.data_received(ONE_ASK * 500)
     for turns in range(1, 20):
         await asyncio.sleep(0)
@@ -619,7 +619,7 @@ async def test_body_that_nobody_takes_is_not_read(connection: Connection, before
     while is_read(connection) and taken < MAX_BODY:
         connection.protocol.data_received(b" " * 65_536)
         taken += 65_536
-        for _ in range(QUIET_TURNS):
+        for _ in range(QUIET_ITERATIONS):
             await asyncio.sleep(0)
     assert taken <= 3 * 65_536
     connection.end()
@@ -628,7 +628,7 @@ async def test_body_that_nobody_takes_is_not_read(connection: Connection, before
 async def test_request_that_waits_for_its_turn_is_not_late(connection: Connection):
     connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
     connection.protocol._time_out()
-    connection.loop.turn(KEEP_ALIVE_S)
+    connection.loop.advance(KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
     connection.end()
@@ -695,9 +695,9 @@ KEEP_ALIVE_S: Final = 5.0
 async def test_idle_connection_is_closed_some_time_after_its_last_answer(connection: Connection):
     for request_ in (ONE_ASK, ONE_ASK, A_CHECK, A_CHECK, LIVE, ONE_ASK):
         await connection.send(request_)
-        connection.loop.turn(KEEP_ALIVE_S * 0.9)
+        connection.loop.advance(KEEP_ALIVE_S * 0.9)
         assert not connection.line.is_closing()
-    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    connection.loop.advance(KEEP_ALIVE_S * 0.2)
     assert connection.line.is_closing()
 
 
@@ -706,24 +706,24 @@ async def test_a_request_in_flight_is_not_idle(connection: Connection, *, first:
     await connection.send(*[ONE_ASK] * (not first))
     connection.admission.held = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
-    connection.loop.turn(100 * KEEP_ALIVE_S)
+    connection.loop.advance(100 * KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     connection.admission.held.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 2 - first
-    connection.loop.turn(KEEP_ALIVE_S * 0.9)
+    connection.loop.advance(KEEP_ALIVE_S * 0.9)
     assert not connection.line.is_closing()
-    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    connection.loop.advance(KEEP_ALIVE_S * 0.2)
     assert connection.line.is_closing()
 
 
 @pytest.mark.parametrize("sent", [ONE_ASK[:20], ONE_ASK[:-1]])
 async def test_a_request_that_does_not_end_is_late_whatever_came_before(connection: Connection, sent: bytes):
     await connection.send(ONE_ASK, ONE_ASK, sent)
-    connection.loop.turn(RequestDeadline.HEAD_S * 0.9)
+    connection.loop.advance(RequestDeadline.HEAD_S * 0.9)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 0
-    connection.loop.turn(RequestDeadline.HEAD_S * 0.2)
+    connection.loop.advance(RequestDeadline.HEAD_S * 0.2)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
-    connection.loop.turn(Protocol.LINGER_S)
+    connection.loop.advance(Protocol.LINGER_S)
     assert connection.line.is_closing()
 
 
@@ -731,7 +731,7 @@ async def test_a_caller_that_does_not_read_is_let_go(connection: Connection):
     await connection.send(ONE_ASK, ONE_ASK)
     connection.line.unread = 2**20
     connection.protocol.pause_writing()
-    connection.loop.turn(UnreadDeadline.UNREAD_S * 1.1)
+    connection.loop.advance(UnreadDeadline.UNREAD_S * 1.1)
     assert connection.line.is_closing()
 
 
@@ -942,7 +942,7 @@ NEXT: Final[dict[str, Callable[[HotProtocol], object]]] = {
     "a timeout": lambda protocol: protocol._on_deadline(),
     "a caller that does not read": lambda protocol: protocol.pause_writing(),
 }
-"""Events on a connection in the turn of the loop in which an answer was made."""
+"""Events on a connection in the iteration of the loop in which an answer was made."""
 
 
 @pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())

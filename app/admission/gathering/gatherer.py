@@ -152,7 +152,7 @@ class Gatherer(Gathering):
         self._queue = Queue()
         """Groups served by fair turns; while there are any, those in ``_arrived`` join them at each call."""
         self._is_calling = False
-        """Whether a call is in progress, or leaves in this turn of the event loop."""
+        """Whether a call is in progress, or leaves in this iteration of the event loop."""
         self._ended: asyncio.Future[None] | None = None
         """Done when nothing waits any more; only while this closes."""
         self._is_closed = False
@@ -229,7 +229,7 @@ class Gatherer(Gathering):
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send the next call, if anything waits."""
-        now = monotonic()  # the loop's clock shows when the turn began
+        now = monotonic()  # the loop's clock shows when its iteration began
         parts = [] if self._is_closed else self._next_call(now)
         if not parts:
             self._is_calling = False

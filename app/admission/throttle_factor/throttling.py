@@ -71,7 +71,7 @@ class Throttling(FactorSource):
         self._away = away
         self._record = record
         self._callers = callers
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Serialises reads and writes, so that a read cannot overwrite a later state with an older one."""
         self._state: FactorState | None = None
         self._late: tuple[FactorState, int, FactorState] | None = None
@@ -132,7 +132,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer.
         """
-        async with self._turn:
+        async with self._lock:
             self._take(await self._record.read())
 
     async def push(self, seen: Observation, at_ms: int | None) -> None:
@@ -165,7 +165,7 @@ class Throttling(FactorSource):
             state = self._state or start_state(now_ms, self.rules)
             return await to_thread(follow, state, by, now_ms, self.rules)
 
-        async with self._turn:
+        async with self._lock:
             outcome, state = await change(self._record, judged)
             if outcome != "written":
                 raise StoreError("contention", "other writers keep changing the record of volumes")
@@ -178,7 +178,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer; the drill may have begun.
         """
-        async with self._turn:
+        async with self._lock:
             await self._record.begin_drill(drill, self.now_ms())
             self._drill = drill
             self._note()
@@ -189,7 +189,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer; the drill may have ended.
         """
-        async with self._turn:
+        async with self._lock:
             await self._record.end_drill()
             self._drill = None
             self._note()
@@ -237,7 +237,7 @@ class Throttling(FactorSource):
     async def _follow_once(self) -> None:
         """Read the record, create it if it is missing, and note a changed factor."""
         try:
-            async with self._turn:
+            async with self._lock:
                 await self._look()
         except StoreError as error:
             log.debug("cannot read the record of volumes", why=str(error))

@@ -65,7 +65,7 @@ Making = Coroutine["asyncio.Future[Any] | None", None, HttpAnswer | None]
 
 
 class Outbox:
-    """The answers of one turn of the event loop, over all connections of a process.
+    """The answers of one iteration of the event loop, over all connections of a process.
 
     Each write wakes its receiver. A receiver on this host, or a proxy with many connections, is woken once if
     the answers follow each other closely. With pauses between them it goes to sleep in each, and waking it
@@ -80,7 +80,7 @@ class Outbox:
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
 
     def add(self, transport: asyncio.Transport, answer: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        """Send an answer at the end of this turn."""
+        """Send an answer at the end of this iteration."""
         if not self._waiting:
             loop.call_soon(self.flush)
         self._waiting.append((transport, answer))
@@ -377,7 +377,8 @@ class HotProtocol(asyncio.Protocol):
         """Read up to the end of one request; return whether time ran out before.
 
         Args:
-            until: when time runs out, by ``perf_counter``; 0 outside of a turn, where much data has to wait.
+            until: when time runs out, by ``perf_counter``; 0 outside of the connection's turn: much data then
+                has to wait.
         """
         try:
             while (data := self._data) and self._phase == IDLE and not self._is_write_paused:
@@ -575,7 +576,7 @@ class HotProtocol(asyncio.Protocol):
     # Deadlines and flow control
 
     def _queue(self) -> None:
-        """Go on in a later turn of the loop, and with much data at the connection's turn."""
+        """Go on in a later iteration of the loop, and with much data at the connection's turn."""
         self._phase = QUEUED
         self._deadline.note_arrival()
         if len(self._data) - self._parsed > AT_ONCE:
@@ -704,7 +705,7 @@ class AnswerDriver:
             self._wait(waits_for)
 
     def _wait(self, future: asyncio.Future[Any] | None) -> None:
-        """Go on when a future is done; without one, in the next turn of the loop."""
+        """Go on when a future is done; without one, in the next iteration of the loop."""
         if self._context is None:  # like a task, each has its own variables
             self._context = copy_context()
         if future is None:

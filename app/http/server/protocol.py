@@ -35,9 +35,9 @@ PIECE: Final = 1_024
 AT_ONCE: Final = 2 * PIECE
 """Up to so many bytes are parsed when they arrive; more wait for the connection's turn, and nothing is read
 meanwhile. Each header field and each chunk of a body takes 2 to 5 us, and can have few bytes."""
-TURN_S: Final = 0.000_25
+PARSING_S: Final = 0.000_25
 """How long connections parse waiting bytes before the event loop continues. A piece of a body
-is read and handed on in the same turn, which takes ten times as long as parsing it."""
+is read and handed on in the same iteration, which takes ten times as long as parsing it."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
 FRAMING: Final = 8

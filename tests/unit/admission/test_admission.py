@@ -627,7 +627,7 @@ def test_asks_with_many_ids_take_more_of_a_step() -> None:
 
 @pytest.mark.parametrize(("asks", "turns"), [(1, 1), (2_000, 10)])
 async def test_batch_is_planned_in_slices_and_a_single_ask_at_once(asks: int, turns: int) -> None:
-    slices = Slices(4.0, count(0.0).__next__)  # a turn of the loop does a few steps
+    slices = Slices(4.0, count(0.0).__next__)  # a iteration of the loop does a few steps
     deciding = admission(AnsweringStore(), Snapshot(), slices=slices)  # no quota: the store is not asked
     running = asyncio.create_task(deciding.decide([ASK] * asks))
     took = 0
