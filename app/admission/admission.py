@@ -245,7 +245,7 @@ class Admission:
         """
         charges, is_on_hold = self._charged(ask, caller, place)
         if is_on_hold:
-            # A held ask only looks for a kept answer: a retry gets its kept answer at any factor.
+            # A held ask only wants a kept answer: a retry gets its kept answer at any factor.
             return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
         if ask.producer_ids is not None:
             return self._planned_ids(ask, charges, caller)

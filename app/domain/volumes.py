@@ -40,7 +40,7 @@ class Volume(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the volumes of a cluster.
+    """One observation of the volumes of a cluster.
 
     Attributes:
         volumes: the reported volumes; a log directory that is offline has no sizes.

@@ -636,9 +636,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check_progress)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """End requests, frames and answers that made no progress in time."""
         self._timer = None
         if self._is_ending:

@@ -39,7 +39,7 @@ HEALTH: Final = "grpc.health.v1.Health"
 
 WITHIN_S: Final = 0.3
 """How long a request may wait in this node, as for a check: meanwhile Envoy holds a client's request."""
-LOOK_EVERY_S: Final = 0.25
+POLL_EVERY_S: Final = 0.25
 """How often the health of the process is checked for its watchers."""
 
 LARGE: Final = 32 * 1024
@@ -205,22 +205,22 @@ class HealthService:
                     last = status
                     call.send_message(HealthCheckResponse(status=status).SerializeToString())
                 if self._timer is None:
-                    self._look_later()
+                    self._poll_later()
                 await self._changed.wait()
         finally:
             self._watching -= 1
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         self._was_ready = self._is_ready()
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(POLL_EVERY_S, self._poll)
 
-    def _look(self) -> None:
-        """Look for a change; one timer serves all watchers."""
+    def _poll(self) -> None:
+        """Poll for a change; one timer serves all watchers."""
         self._timer = None
         if self._is_ready() != self._was_ready:
             self._change()
         if self._watching and not self._is_over:
-            self._look_later()
+            self._poll_later()
 
     def _change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

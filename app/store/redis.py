@@ -269,7 +269,7 @@ class RedisStore:
         """
         loop = asyncio.get_running_loop()
         try:
-            faults = await loop.run_in_executor(self._threads, self._look)
+            faults = await loop.run_in_executor(self._threads, self._examine)
             await self.connect()
         except Exception as error:
             self._short = as_shortage(error)
@@ -304,7 +304,7 @@ class RedisStore:
     def _is_connected(self) -> bool:
         return self._calls is not None and self._calls.is_open
 
-    def _look(self) -> tuple[Fault, ...]:
+    def _examine(self) -> tuple[Fault, ...]:
         """Examine the store, in a thread that may block."""
         self._hear()  # the time before was this node's
         faults = self._faults()

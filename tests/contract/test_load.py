@@ -30,7 +30,7 @@ from app.store import loading
 from app.store.keys import bucket_key
 from app.store.loading import Load, Loader
 from tests.contract.histories import IDS
-from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time, rare
+from tests.contract.machine import RULES, SECRET, Difference, Machine, checking_each_time, explored, rare
 from tests.report import say
 from tests.stores import KINDS, running
 
@@ -56,7 +56,7 @@ class LoadMachine(Machine):
     @initialize(max_ids=st.sampled_from((40, 160)), sequential=st.just(value=False), data=st.data())
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         super().begin(max_ids, sequential, data)
-        script = looking_each_time(self.script_of_load)
+        script = checking_each_time(self.script_of_load)
         self.loader = Loader(self.url, "machine", at_ms=self.now, max_ids=max_ids, script=script)
 
     def teardown(self) -> None:

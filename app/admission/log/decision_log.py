@@ -37,7 +37,7 @@ from app.store.port import Answer, Charge, StoreError
 Which = Literal["all", "denied", "off"]
 
 SEND_EVERY_S: Final = 0.1
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 """How often the node reads the status of the log, for its metrics."""
 
 BATCH_BYTES: Final = 64 * 1024
@@ -89,7 +89,7 @@ class DecisionLog(Recorder):
 
     Attributes:
         dropped: rows that could not be logged, for lack of room or another reason.
-        log_status: the status of the log at the last look; None before the first.
+        log_status: the status of the log at the last poll; None before the first.
     """
 
     def __init__(
@@ -121,20 +121,22 @@ class DecisionLog(Recorder):
         self._unreported: Counter[str] = Counter()
         """Dropped rows, by reason, that no row of the log reports yet."""
         self._sending: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._troubles: set[str] = set()
 
     async def open(self) -> None:
         """Begin to send batches."""
         if not self._off:
             self._sending = asyncio.create_task(self._send_on(), name="send the decision log")
-            self._looking = asyncio.create_task(self._look_on(), name="look at the decision log")
+            self._polling = asyncio.create_task(
+                self._poll_forever(), name="poll the status of the decision log"
+            )
 
     async def close(self) -> None:
         """Send the waiting rows, within a time limit, and stop."""
         if self._sending is None:
             return
-        await end(self._looking)
+        await end(self._polling)
         await end(self._sending)
         try:
             async with asyncio.timeout(CLOSE_WITHIN_S):
@@ -301,7 +303,7 @@ class DecisionLog(Recorder):
             except Exception:
                 log.exception("decision log send failed unexpectedly")  # and is tried again
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             if not self._away():
                 try:
@@ -310,7 +312,7 @@ class DecisionLog(Recorder):
                     pass  # the last status stays
                 except Exception:
                     log.exception("decision log status failed unexpectedly")  # and is tried again
-            await sleep(LOOK_EVERY_S)
+            await sleep(POLL_EVERY_S)
 
     async def _send(self, *, only_full: bool = False) -> None:
         """Send all waiting rows; a batch whose sending was interrupted goes first, unchanged.

@@ -318,7 +318,7 @@ def _answer(entry: DecisionEntry) -> bytes:
     """Return the store's answer as received, or one made from verdicts, without the node's own verdict."""
     planned, answer = entry.planned, entry.answer
     if answer is not None and not answer.results:
-        answer = None  # only a kept answer was looked for
+        answer = None  # only a kept answer was wanted
     if answer is not None and answer.packed and answer.earlier is None and not by_policy_in(answer):
         return answer.packed
     verdicts = (entry.verdicts or verdicts_of(planned, answer))[planned.alone :]

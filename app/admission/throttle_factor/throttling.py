@@ -238,7 +238,7 @@ class Throttling(FactorSource):
         """Read the record, create it if it is missing, and note a changed factor."""
         try:
             async with self._lock:
-                await self._look()
+                await self._poll()
         except StoreError as error:
             log.debug("cannot read the record of volumes", why=str(error))
             self._begin()
@@ -246,7 +246,7 @@ class Throttling(FactorSource):
             log.exception("following the throttle factor failed")
         self._note()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         reading = await self._record.read()
         self._take(reading)
         self._begin()

@@ -115,7 +115,7 @@ class UnreadDeadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Look later whether the caller has read any of the bytes that wait now."""
+        """Check later whether the caller has read any of the bytes that wait now."""
         self.cancel()
         size = self._transport.get_write_buffer_size()
         self._timer = self._loop.call_later(self.UNREAD_S, self._check, size)

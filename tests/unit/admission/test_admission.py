@@ -98,7 +98,7 @@ def admission(store: Store, snapshot: Snapshot = SNAPSHOT, **more: Any) -> Admis
 async def knowing(store: AnsweringStore, ask: Ask = ALL, **more: Any) -> Admission:
     """A node that knows the ids of an ask; its other quotas admit from now on."""
     node = admission(store, mark=birth, **more)
-    await node.local._look()
+    await node.local._poll()
     await node.decide([ask])
     store.results = (result(), result())
     store.plans.clear()
@@ -217,7 +217,7 @@ async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
     store = AnsweringStore(result(), result("delay", throttle_ms=30), result())
     recorder, metrics = ListRecorder(), RecordedMetrics()
     node = admission(store, recorder=recorder, metrics=metrics, mark=birth)
-    await node.local._look()
+    await node.local._poll()
     once = replace(ALL, id="once")
     first = await decision_on(node, once)
     (plan,) = store.plans
@@ -363,7 +363,7 @@ async def test_known_ids_pass_while_the_store_fails() -> None:
 
 async def test_answer_that_was_planned_before_the_node_forgot_something_teaches_nothing() -> None:
     node = admission(store := AnsweringStore(LEARNT), mark=birth)
-    await node.local._look()
+    await node.local._poll()
     answers = store.answers
 
     def reset_meanwhile(plans: Sequence[Plan]) -> list[Answer]:
@@ -388,7 +388,7 @@ async def test_node_without_marks_remembers_nothing() -> None:
 async def test_late_answer_is_logged_with_all_that_it_says() -> None:
     recorder = ListRecorder()
     node = admission(AnsweringStore(LEARNT, result(), result()), recorder=recorder, mark=birth)
-    await node.local._look()
+    await node.local._poll()
     for results, decision in (ANSWERS["throttled"], ANSWERS["admitted"]):
         late = Answer(results, at_ms=NOW_MS, order=9, id_outcomes=bytes([CHARGED, REFRESHED]))
         planned = node._planned(ALL, ANYONE)
