@@ -51,10 +51,10 @@ class Conditions:
     match: frozenset[int] | Literal["*"] | None = None
     none_match: frozenset[int] | Literal["*"] | None = None
 
-    def hold(self, version: int | None) -> bool:
-        """Whether the conditions hold for an entity at a version; None means an absent entity.
+    def are_met(self, version: int | None) -> bool:
+        """Whether the conditions are met for an entity at a version; None means an absent entity.
 
-        >>> Conditions(match=frozenset({5})).hold(6), Conditions(none_match="*").hold(None)
+        >>> Conditions(match=frozenset({5})).are_met(6), Conditions(none_match="*").are_met(None)
         (False, True)
         """
         matches = self.match is None or _includes(self.match, version)
@@ -282,7 +282,7 @@ class Catalog:
         names = {str(entity): entity async for entity in in_parts(edits)}
 
         async def decide(rows: Rows, version: int) -> list[QuotaRow]:
-            if not conditions.hold(version - 1):
+            if not conditions.are_met(version - 1):
                 raise PreconditionError(f"the catalog is at version {version - 1}")
             written: list[QuotaRow] = []
             async for name, entity in in_parts(names.items()):
@@ -332,7 +332,7 @@ class Catalog:
                 raise QuotasNotFoundError(f"no quotas are set on {entity}")
             edited = edit(now.definitions if now else {})
             # RFC 9110 13.2.1: conditions come last, when the write could otherwise go ahead.
-            if not conditions.hold(now.version if now else None):
+            if not conditions.are_met(now.version if now else None):
                 raise PreconditionError(
                     f"{entity} is at version {now.version}" if now else f"{entity} has no quotas"
                 )

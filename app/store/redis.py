@@ -106,7 +106,7 @@ class RedisStore:
         caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
         sequential: add delays up as KIP-124 does.
         logged: for the decision log, number the calls and return the outcomes of ids.
-        brief: get the answers to plain admissions as two numbers of each quota.
+        brief: get the answers to ordinary admissions as two numbers of each quota.
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.

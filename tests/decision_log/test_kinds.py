@@ -76,7 +76,7 @@ class FixedFactor(FactorSource):
     def on(self, _ask: Ask) -> float:
         return self.factor
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         return 7_000
 
 

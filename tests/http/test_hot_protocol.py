@@ -218,11 +218,11 @@ async def test_only_requests_that_are_not_ordinary_hand_their_connection_over(na
 
 async def test_answers_keep_their_order_when_a_connection_is_handed_over():
     connection = Connection()
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     answers = await connection.send(ONE_ASK + A_CHECK + LIVE + ONE_ASK, ONE_ASK)
     assert answers == b""
     assert not connection.was_handed_over(), "what is in flight is answered first"
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answers = await connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert answers.count(b'"decision"', 0, answers.index(b'"live"')) == 2
@@ -273,10 +273,10 @@ async def test_other_protocol_waits_for_the_reader_of_earlier_answers():
 
 async def test_half_closed_caller_gets_its_answers_from_both_protocols():
     connection = Connection()
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK + LIVE + ONE_ASK)
     assert connection.protocol.eof_received()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 3
     assert connection.was_handed_over()
     assert connection.line.is_closing()
@@ -526,11 +526,11 @@ def is_read(connection: Connection) -> bool:
 
 async def test_a_fast_answer_waits_for_a_slow_one_before_it(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     answers = await connection.send(ONE_ASK, LIVE, A_CHECK, ONE_ASK)
     assert answers.count(b"HTTP/1.1 200") == 1
     assert connection.admission.waiting == 1, "requests of one connection are decided one after the other"
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answers = await connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert answers.index(b'"live"') > answers.index(b'"decision"')
@@ -551,12 +551,12 @@ async def test_many_requests_at_once_take_turns_with_others(connection: Connecti
 async def test_a_caller_that_leaves_gets_no_answer(connection: Connection, times: int):
     await connection.send(ONE_ASK, ONE_ASK)
     before = bytes(connection.line.sent)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK * times)
     connection.end()
     await asyncio.sleep(0)
     assert connection.admission.callers[-1].is_gone()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert await connection.settle() == before
     assert connection.admission.calls == 3, "what waited behind it is not asked"
     assert not connection.state.connections
@@ -566,11 +566,11 @@ async def test_a_caller_that_leaves_gets_no_answer(connection: Connection, times
 async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connection, *, first: bool):
     await connection.send(*[ONE_ASK] * (not first))
     before = len(connection.line.sent)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK)
     connection.protocol.shutdown()
     assert not connection.line.is_closing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answer = (await connection.settle())[before:]
     assert b"connection: close\r\n" in answer
     assert answer.count(b"HTTP/1.1 200") == 1
@@ -611,7 +611,7 @@ async def test_caller_that_leaves_while_its_request_waits_for_its_turn_is_not_an
 @pytest.mark.parametrize("before", [b"", ONE_ASK], ids=["alone", "behind another"])
 async def test_body_that_nobody_takes_is_not_read(connection: Connection, before: bytes):
     """The body is behind a request that waits, or the answer to its own request is delayed."""
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     key = [f"Authorization: Bearer {'x' * 20}"] * (not before)
     connection.node.access._slowdown.wait_s = lambda *_: 60.0  # type: ignore[method-assign]
     connection.protocol.data_received(before + message("POST", ONE, key, length=str(10**9)))
@@ -649,11 +649,11 @@ async def test_shutdown_closes_a_connection_between_requests(connection: Connect
 
 async def test_answers_wait_for_a_caller_that_does_not_read(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     before = await connection.send(ONE_ASK)
     connection.line.unread = 2**20
     connection.protocol.pause_writing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert await connection.settle() == before
     assert not is_read(connection)
     connection.line.unread = 0
@@ -666,7 +666,7 @@ async def test_answers_wait_for_a_caller_that_does_not_read(connection: Connecti
 
 async def test_a_slow_reader_is_read_no_further(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
     connection.protocol.data_received(ONE_ASK * 100)
     await connection.settle()
@@ -676,7 +676,7 @@ async def test_a_slow_reader_is_read_no_further(connection: Connection):
         assert WAITING <= len(protocol.pipeline) < 2 * WAITING
     else:
         assert len(protocol._data) == len(ONE_ASK) * 100
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 102
     connection.end()
 
@@ -704,11 +704,11 @@ async def test_idle_connection_is_closed_some_time_after_its_last_answer(connect
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_request_in_flight_is_not_idle(connection: Connection, *, first: bool):
     await connection.send(*[ONE_ASK] * (not first))
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
     connection.loop.advance(100 * KEEP_ALIVE_S)
     assert not connection.line.is_closing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 2 - first
     connection.loop.advance(KEEP_ALIVE_S * 0.9)
     assert not connection.line.is_closing()
@@ -749,11 +749,11 @@ async def test_what_fails_is_logged_and_answered(connection: Connection):
 async def test_answer_that_cannot_be_made_is_a_500(
     connection: Connection, request_: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(request_)
     for name in ("decisions.encode_decision", "decisions.encode_decisions", "check.answer_to"):
         monkeypatch.setattr(f"app.http.routes.{name}", lambda *_: 1 / 0)
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 500") == 1
     monkeypatch.undo()
     assert (await connection.send(request_)).count(b"HTTP/1.1 200") == 1
@@ -843,10 +843,10 @@ async def test_new_heads_and_bodies_are_answered_the_same():
 
 async def test_a_check_that_is_the_last_one_says_so(one: Real):
     await one.connection.send(A_CHECK)
-    one.store.held = []
+    one.store.unanswered = []
     before = len(await one.connection.send(A_CHECK))
     one.connection.protocol.shutdown()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     answer = (await one.connection.settle())[before:]
     assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close\r\n") == 1
     assert one.connection.line.is_closing()
@@ -856,15 +856,15 @@ async def test_a_check_that_is_the_last_one_says_so(one: Real):
 async def test_an_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(one: Real, size: int):
     ask = message("POST", ONE, (), BODY.ljust(size))
     await one.connection.send(ask, ask)
-    one.store.held = []
+    one.store.unanswered = []
     answers = await one.connection.send(ask, LIVE, ask)
     assert answers.count(b"HTTP/1.1 200") == 2
     route = one.node.routes[ONE]
     assert isinstance(route, BodyRoute)
     assert route.intake.total == (size if size > UNCOUNTED else 0)
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     await one.connection.settle()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     answers = await one.connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert route.intake.total == 0
@@ -873,11 +873,11 @@ async def test_an_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_i
 
 async def test_an_ask_whose_caller_left_or_does_not_read(one: Real):
     await one.connection.send(ONE_ASK, ONE_ASK)
-    one.store.held = []
+    one.store.unanswered = []
     before = await one.connection.send(ONE_ASK)
     one.connection.line.unread = 2**20
     one.connection.protocol.pause_writing()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     assert await one.connection.settle() == before
     one.connection.line.unread = 0
     one.connection.protocol.resume_writing()
@@ -886,7 +886,7 @@ async def test_an_ask_whose_caller_left_or_does_not_read(one: Real):
     await one.connection.send(ONE_ASK)
     one.connection.end()
     await asyncio.sleep(0)
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     assert await one.connection.settle() == before
 
 

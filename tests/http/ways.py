@@ -166,22 +166,22 @@ class HeldStore:
     """A store that admits at once, or when a test says so.
 
     Attributes:
-        held: called to let the oldest call return; None if calls return at once.
+        unanswered: called to let the oldest call return; None if calls return at once.
     """
 
     lost: Callable[[StoreError], None]
 
     def __init__(self) -> None:
-        self.held: list[Callable[[], object]] | None = None
+        self.unanswered: list[Callable[[], object]] | None = None
         self.asked = 0
 
     def ask(self, plans: Sequence[object], done: AnswersCallback) -> None:
         self.asked += len(plans)
         answers = [packed(Answer((ChargeResult("admit", observed=0.1, remaining=99.0),)))] * len(plans)
-        if self.held is None:
+        if self.unanswered is None:
             asyncio.get_running_loop().call_soon(done, answers)
         else:
-            self.held.append(lambda: done(answers))
+            self.unanswered.append(lambda: done(answers))
 
     def silent_since(self) -> None: ...
 

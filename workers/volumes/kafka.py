@@ -42,7 +42,7 @@ class KafkaSource:
     """Observes the volumes of a Kafka cluster.
 
     Each observation opens new connections. Keeping them would save about 20 ms, but new ones have no state of
-    a broker that hung, moved or was replaced, and they use renewed certificates.
+    a broker that hung, moved or was replaced, and they use the newest certificates.
 
     Raises:
         ValueError: a property or the bootstrap is invalid; the text begins with the variable's name.

@@ -80,7 +80,7 @@ class DecisionLog(Recorder):
     """Records decisions and sends them to the store.
 
     Args:
-        which: all decisions; all but plain admissions, plus the outcomes of ids; or none.
+        which: all decisions; all but ordinary admissions, plus the outcomes of ids; or none.
         node: the name of this process, and of no other.
         secret: returns the deployment's hash secret.
         now_ms: the store's time, as this node knows it.
@@ -157,12 +157,12 @@ class DecisionLog(Recorder):
             for each in answer.tries[1:]:
                 self.refreshed(planned, each)
         decision = planned.decision
-        is_plain = (
+        is_ordinary = (
             decision.decision == "admit"
             and decision.source != "fallback"
             and not any(map(_differs_in_shadow, verdicts))
         )
-        if self._all or not is_plain:
+        if self._all or not is_ordinary:
             at_ms = self._at_ms(planned.ask, answer, planned.known)
             self._take(DecisionEntry("decision", at_ms, planned, answer, verdicts, failure))
         elif answer is not None and answer.id_outcomes:
@@ -268,7 +268,7 @@ class DecisionLog(Recorder):
         is_new = page is None or page.size >= BATCH_BYTES
         if page is None or is_new:
             page = LogPage(self._secret(), plain_ids=self._plain_ids)
-        before = page.held
+        before = page.memory
         try:
             page.add(entry)
         except Exception:
@@ -277,7 +277,7 @@ class DecisionLog(Recorder):
         if len(page):  # a batch without rows would be taken for a missing one
             if is_new:
                 self._waiting.append(page)
-            self._bytes += page.held - before
+            self._bytes += page.memory - before
 
     def _drop(self, rows: int, why: str) -> None:
         self.dropped += rows
@@ -336,7 +336,7 @@ class DecisionLog(Recorder):
         """Return a batch of the waiting rows."""
         if self._waiting:
             page = self._waiting.popleft()
-            self._bytes -= page.held
+            self._bytes -= page.memory
         else:
             page = LogPage(self._secret(), plain_ids=self._plain_ids)
         reported, self._unreported = self._unreported, Counter()

@@ -30,10 +30,10 @@ from app.domain.volumes import (
     after_missed_pushes,
     after_observation,
     factor_in_force,
-    hold_ms,
     missed_pushes,
     scaled_quota,
     start_state,
+    suspension_ms,
 )
 from app.node.tasks import end
 from app.store.port import StoreError
@@ -42,7 +42,7 @@ from app.store.volumes import Reading, VolumeRecord, change
 T = TypeVar("T")
 
 FOLLOW_EVERY_S: Final = 0.25
-HELD_MODES: Final = frozenset({"admit", "peek"})
+SUSPENDED_MODES: Final = frozenset({"admit", "peek"})
 """The modes that the factor applies to; records are for work already done, and refunds give back."""
 
 log: Final = structlog.get_logger("quotagate.volumes")
@@ -103,7 +103,7 @@ class Throttling(FactorSource):
         """Return the factor for an ask; 1 if the factor does not apply to it."""
         if self._state is None and self._drill is None and not self.rules.observes:
             return 1.0
-        if ask.mode not in HELD_MODES or ask.principal in self.rules.excluded:
+        if ask.mode not in SUSPENDED_MODES or ask.principal in self.rules.excluded:
             return 1.0
         return self.at(ask.at_ms).factor
 
@@ -113,15 +113,15 @@ class Throttling(FactorSource):
             return quota.limit
         return scaled_quota(quota, factor).limit if factor else 0.0
 
-    def hold_ms(self, at_ms: int | None) -> int:
+    def suspension_ms(self, at_ms: int | None) -> int:
         """Return how long an ask to produce must wait while the factor is 0."""
-        return hold_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
+        return suspension_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
 
     def status(self, at_ms: int | None = None) -> ThrottlingStatus:
         """Return the factor and the volumes now, or at a caller's time."""
         now_ms, found = self.now_ms(at_ms), self.at(at_ms)
         drill = self._drill_as_of(at_ms)
-        drill = drill if drill and drill.holds(now_ms) else None
+        drill = drill if drill and drill.is_active(now_ms) else None
         if at_ms is None:
             self._note()
         return ThrottlingStatus(now_ms, self.rules, found, self._state, drill, self._fallbacks)

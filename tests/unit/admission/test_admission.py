@@ -81,7 +81,7 @@ class Factor(FactorSource):
     def on(self, _ask: Ask) -> float:
         return self._factor
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         return 700
 
 
@@ -415,7 +415,7 @@ async def test_late_answer_that_decided_nothing_is_not_logged() -> None:
     planned = node._planned(ALL, ANYONE)
     node._log_late((planned,), 0, Answer((), error=StoreError("response")))
     node._log_late((planned,), 0, Answer((), kept=b"\x93"))
-    node._log_late((structs.replace(planned, is_held=True),), 0, Answer(()))
+    node._log_late((structs.replace(planned, is_suspended=True),), 0, Answer(()))
     assert recorder.heard_late == []
 
 
@@ -498,7 +498,9 @@ async def test_factor_of_0_holds_asks_to_produce() -> None:
     assert decision == Decision("throttle", 700, False, 2, "local", factor)
     await node._refresher.close()
     assert [(plan.mode, plan.ids) for plan in store.plans] == [("refresh", 1)], "ids in use are refreshed"
-    assert [(planned.is_held, len(verdicts)) for planned, _, verdicts, _ in recorder.heard] == [(True, 2)]
+    assert [(planned.is_suspended, len(verdicts)) for planned, _, verdicts, _ in recorder.heard] == [
+        (True, 2)
+    ]
 
 
 async def test_retry_of_a_held_ask_gets_the_kept_answer() -> None:

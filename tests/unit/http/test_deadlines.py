@@ -80,12 +80,12 @@ async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     waiting = Waiting()
     waiting.set(10)
     waiting.loop.advance(4)
-    waiting.deadline.hold()
+    waiting.deadline.pause()
     waiting.loop.advance(3)
-    waiting.deadline.hold()
+    waiting.deadline.pause()
     waiting.loop.advance(97)
-    waiting.deadline.release()
-    waiting.deadline.release()
+    waiting.deadline.resume()
+    waiting.deadline.resume()
     waiting.loop.advance(5.9)
     assert waiting.passed == 0
     waiting.loop.advance(0.2)
@@ -95,10 +95,10 @@ async def test_time_in_which_nothing_is_read_does_not_count() -> None:
 async def test_deadline_that_is_dropped_while_nothing_is_read_does_not_pass() -> None:
     waiting = Waiting()
     waiting.set(10)
-    waiting.deadline.hold()
+    waiting.deadline.pause()
     waiting.deadline.drop()
     waiting.loop.advance(100)
-    waiting.deadline.release()
+    waiting.deadline.resume()
     waiting.loop.advance(100)
     assert waiting.passed == 0
 
