@@ -19,7 +19,7 @@ def migrate(connection: Connection) -> None:
         transactional_ddl=True,
     )
     with context.begin_transaction():
-        schema.take_turn(connection)
+        schema.await_other_migrations(connection)
         context.run_migrations()
 
 

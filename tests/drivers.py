@@ -151,8 +151,8 @@ class HttpDriver(Driver):
         return status
 
 
-class PlainDriver(Driver):
-    """A running node that is asked without detail, so that plain asks take the fast path.
+class OrdinaryDriver(Driver):
+    """A running node that is asked without detail, so that ordinary asks take the fast path.
 
     Its decisions must equal the oracle's decisions, which supply the details.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
-from app.catalog.turns import POLL_S
+from app.catalog.serial import POLL_S
 from tests.report import say
 
 IN_A_SECOND: Final = round(1 / POLL_S)

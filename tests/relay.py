@@ -16,7 +16,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 CUT_AFTER: Final = 20
 """How many bytes of a cut reply still arrive."""
 
-BETWEEN_LOOKS_S: Final = 0.005
+POLL_EVERY_S: Final = 0.005
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ class Relay:
                 return
             before = self.without_store()
             while self.way == "late" and self.without_store() == before:  # noqa: ASYNC110  in another thread
-                await asyncio.sleep(BETWEEN_LOOKS_S)
+                await asyncio.sleep(POLL_EVERY_S)
             writer.write(said)
             await writer.drain()
 

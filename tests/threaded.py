@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 AnyServer = TypeVar("AnyServer", bound=BaseServer)
 
-LOOK_EVERY_S: Final = 0.01
+POLL_EVERY_S: Final = 0.01
 """The interval at which the thread checks whether to end."""
 
 
@@ -18,7 +18,7 @@ LOOK_EVERY_S: Final = 0.01
 def threaded(server: AnyServer) -> Iterator[AnyServer]:
     """Let a server answer until the end of the block, and close it then."""
     with server:
-        thread = threading.Thread(target=server.serve_forever, args=(LOOK_EVERY_S,), daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_EVERY_S,), daemon=True)
         thread.start()
         try:
             yield server

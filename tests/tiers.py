@@ -25,7 +25,7 @@ FULL: Final = {
     "tests/contract/test_filter_memory.py": "fills filters to their cap",
     "tests/contract/test_large_keys.py": "grows keys to many megabytes",
     "tests/contract/test_leases.py": "plays plans of adversaries against a store",
-    "tests/contract/test_load.py": "compares 10,000s of loads with the plain form",
+    "tests/contract/test_load.py": "compares 10,000s of loads with the oracle",
     "tests/contract/test_pgbouncer.py": "needs PgBouncer from Debian",
     "tests/contract/test_machine.py": "20,000 steps, some on Redis, and every planted fault",
     "tests/contract/test_undo.py": "15,000 steps, some on Redis, and every planted fault",

@@ -10,7 +10,7 @@ async def until(condition: Callable[[], object], *, every_s: float = 0.01, withi
     """Wait until a condition is true.
 
     Args:
-        every_s: the polling interval; 0 polls in each turn of the event loop.
+        every_s: the polling interval; 0 polls in each iteration of the event loop.
 
     Raises:
         TimeoutError: the condition was not true in time.

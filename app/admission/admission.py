@@ -12,11 +12,11 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from app.admission.answers import ADMITTED, decided, held, without_call, without_store
+from app.admission.answers import ADMITTED, decided, suspend, without_call, without_store
 from app.admission.atomic_asks import AtomicAsks, AtomicDecision, AtomicOutcome
 from app.admission.cluster.gatherer import ClusterGatherer
 from app.admission.compiled import Tables
-from app.admission.factor import PRODUCE, UNTHROTTLED, FactorSource, is_held
+from app.admission.factor import PRODUCE, UNTHROTTLED, FactorSource, is_suspended
 from app.admission.gathering.circuit import Circuit
 from app.admission.gathering.gatherer import QUEUE_S, Gatherer
 from app.admission.gathering.queue import ACCOUNTING, Group
@@ -243,9 +243,9 @@ class Admission:
         Args:
             place: its index in its batch.
         """
-        charges, is_on_hold = self._charged(ask, caller, place)
-        if is_on_hold:
-            # A held ask only looks for a kept answer: a retry gets its kept answer at any factor.
+        charges, suspended = self._charged(ask, caller, place)
+        if suspended:
+            # A suspended ask only wants a kept answer: a retry gets its kept answer at any factor.
             return PlannedAsk(ask, charges, plan_of(ask, (), self._secret(), caller.key), True)
         if ask.producer_ids is not None:
             return self._planned_ids(ask, charges, caller)
@@ -255,16 +255,16 @@ class Admission:
         return PlannedAsk(ask, charges, plan)
 
     def _charged(self, ask: Ask, caller: Caller, place: int) -> tuple[Sequence[Charge], bool]:
-        """Return the charges of a caller's ask, scaled by the throttle factor, and whether it is held."""
+        """Return an ask's charges, scaled by the throttle factor, and whether the factor suspends the ask."""
         charges: Sequence[Charge] = self._charges(ask)
-        is_on_hold = False
+        suspended = False
         if PRODUCE in ask.usage and (factor := self._factor.on(ask)) != 1:
-            is_on_hold = is_held(ask, factor)
-            if factor and not is_on_hold:
+            suspended = is_suspended(ask, factor)
+            if factor and not suspended:
                 charges = scaled(ask, charges, factor)
         if caller.bound_to:
             charges = restricted(ask, charges, caller.bound_to, place)
-        return charges, is_on_hold
+        return charges, suspended
 
     def _charges(self, ask: Ask) -> list[Charge]:
         """Return the charges of an ask by the quotas in force."""
@@ -318,7 +318,7 @@ class Admission:
         try:
             then(planned)
         finally:
-            if not self._unrecorded:  # behind the answers of this turn of the loop
+            if not self._unrecorded:  # behind the answers of this iteration of the loop
                 asyncio.get_running_loop().call_soon(self._record_all)
             self._unrecorded.append((planned, decided_by, monotonic() - since))
 
@@ -347,7 +347,11 @@ class Admission:
     def _decide(self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None) -> DecidedBy:
         """Make a decision."""
         ask, charges, missed = planned.ask, planned.charges, failure
-        if answer is not None and answer.error is None and (answer.kept is not None or not planned.is_held):
+        if (
+            answer is not None
+            and answer.error is None
+            and (answer.kept is not None or not planned.is_suspended)
+        ):
             planned.answer = answer
             planned.decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
             return answer, verdicts, answer.failure
@@ -356,9 +360,9 @@ class Admission:
             if missed.reason == "response":
                 log.warning("the store could not decide an ask", why=str(missed))
             answer = None
-        if planned.is_held:
-            wait_ms = self._factor.hold_ms(ask.at_ms)
-            planned.decision, verdicts = held(ask, charges, wait_ms, away=failure is not None)
+        if planned.is_suspended:
+            wait_ms = self._factor.suspension_ms(ask.at_ms)
+            planned.decision, verdicts = suspend(ask, charges, wait_ms, away=failure is not None)
         elif missed is not None and charges and planned.plan is not None:
             known = planned.alone or int(self.local.passes(ask, charges))
             planned.decision, verdicts = without_store(ask, charges, known)
@@ -375,10 +379,10 @@ class Admission:
     ) -> None:
         """Count and log a decision, and learn from the store's answer."""
         assert planned.decision is not None
-        is_held = planned.is_held and (answer is None or answer.kept is None)
-        if (is_held and missed is None and planned.ask.mode == "admit") or (answer and answer.refreshes):
+        suspended = planned.is_suspended and (answer is None or answer.kept is None)
+        if (suspended and missed is None and planned.ask.mode == "admit") or (answer and answer.refreshes):
             self._refresher.add(planned.ask, planned.charges, self._secret())
-        if answer and planned.ask.producer_ids and not (is_held or planned.known) and answer.kept is None:
+        if answer and planned.ask.producer_ids and not (suspended or planned.known) and answer.kept is None:
             answer = self._learnt(planned, answer)
         why = None
         if planned.decision.source == "fallback":
@@ -399,7 +403,7 @@ class Admission:
     def _log_late(self, asked: Sequence[PlannedAsk], place: int, answer: Answer) -> None:
         """Log the charges of a late answer, whose ask was already answered without the store."""
         planned = asked[place]
-        if answer.error is None and answer.kept is None and not planned.is_held:
+        if answer.error is None and answer.kept is None and not planned.is_suspended:
             decision, verdicts = decision_by(planned, answer, sequential=self._sequential)
             charges = planned.charges[planned.alone :]
             count_lapses(self._metrics, self._recorder, planned.ask, charges, answer)
@@ -412,7 +416,7 @@ class Admission:
     def _atomic_asks(self, asks: Sequence[Ask], caller: Caller) -> AtomicAsks:
         """Return asks with their charges."""
         found = [self._charged(ask, caller, place) for place, ask in enumerate(asks)]
-        return AtomicAsks(asks, [charges for charges, _ in found], [is_on_hold for _, is_on_hold in found])
+        return AtomicAsks(asks, [charges for charges, _ in found], [suspended for _, suspended in found])
 
     async def _decide_atomically(
         self, atomic: AtomicAsks, caller: Caller, within_s: float | None
@@ -432,8 +436,8 @@ class Admission:
             if answer is not None and answer.error is not None:
                 failure, answer = answer.error, None
                 log.warning("the store could not decide a request", why=str(failure))
-        if any(atomic.held):
-            outcome = atomic.on_hold(self._factor.hold_ms(first.at_ms), away=failure is not None)
+        if any(atomic.suspended):
+            outcome = atomic.suspend(self._factor.suspension_ms(first.at_ms), away=failure is not None)
         elif plan is None:
             outcome = atomic.unlimited()
         elif answer is None:

@@ -126,10 +126,10 @@ def without_call(planned: PlannedAsk, *, sequential: bool) -> tuple[Decision, tu
     return replace(decision, source="local") if known else decision, known
 
 
-def held(
+def suspend(
     ask: Ask, charges: Sequence[Charge], wait_ms: int, *, away: bool
 ) -> tuple[Decision, tuple[Verdict, ...]]:
-    """Throttle a held ask for ``wait_ms``, unless a quota rejects it, or throttles it for at least as long.
+    """Throttle a suspended ask for ``wait_ms``, unless a quota rejects it or throttles it for as long.
 
     Only verdicts that need no counter are known: a limit of 0 rejects, and so does usage that no empty bucket
     could hold. While the store is away, each quota's ``on_store_failure`` counts too.
@@ -196,11 +196,11 @@ def _known(ask: Ask, charge: Charge, *, away: bool) -> Verdict:
     # With a limit of 0 seen ids still pass, and only the store knows which ids were seen.
     if away or (verdict.outcome == "reject" and quota.algorithm != "producer_ids"):
         return verdict
-    plain = replace(verdict, outcome="admit", throttle_ms=0, reason=None, largest=None)
+    admitted = replace(verdict, outcome="admit", throttle_ms=0, reason=None, largest=None)
     most = _largest(quota)
-    if most is None or plain.enforcement == "delay" or not 0 < usage_of(ask, quota) > most:
-        return plain
-    return replace(plain, outcome="reject", reason="too_large", largest=most)
+    if most is None or admitted.enforcement == "delay" or not 0 < usage_of(ask, quota) > most:
+        return admitted
+    return replace(admitted, outcome="reject", reason="too_large", largest=most)
 
 
 def _largest(quota: Quota) -> float | None:

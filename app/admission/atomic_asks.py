@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from app.admission.answers import ADMITTED, by_policy_in, combined, held, verdict_on, without_store
+from app.admission.answers import ADMITTED, by_policy_in, combined, suspend, verdict_on, without_store
 from app.admission.plan import PlannedAsk
 from app.domain.ask import Ask
 from app.domain.decision import Decision, Verdict, combine
@@ -68,17 +68,17 @@ class AtomicAsks:
 
     Args:
         charges: the charges of each ask.
-        held: for each ask, whether a throttle factor of 0 holds it.
+        suspended: for each ask, whether a throttle factor of 0 suspends it.
 
     Attributes:
         charges: to all buckets, each once, in the order that breaks ties between verdicts.
     """
 
     def __init__(
-        self, asks: Sequence[Ask], charges: Sequence[Sequence[Charge]], held: Sequence[bool]
+        self, asks: Sequence[Ask], charges: Sequence[Sequence[Charge]], suspended: Sequence[bool]
     ) -> None:
         self.asks = tuple(asks)
-        self.held = tuple(held)
+        self.suspended = tuple(suspended)
         self._ask_charges = tuple(charges)
         most = _largest(charges)
         self.charges = tuple([charge for _, charge in most])
@@ -87,7 +87,7 @@ class AtomicAsks:
 
     def plan(self) -> Plan | None:
         """Return the plan; None if the store is not needed."""
-        if not self.charges or any(self.held):
+        if not self.charges or any(self.suspended):
             return None
         return Plan("admit", self.charges, at_ms=self.asks[0].at_ms)
 
@@ -137,16 +137,16 @@ class AtomicAsks:
         parts = tuple([AtomicPart(_decided(ask, (), decision), None, ()) for ask in self.asks])
         return AtomicOutcome(self._whole(decision), (), parts)
 
-    def on_hold(self, wait_ms: int, *, away: bool) -> AtomicOutcome:
-        """Return the refusal of asks because the factor holds at least one; the others are not examined.
+    def suspend(self, wait_ms: int, *, away: bool) -> AtomicOutcome:
+        """Return the refusal of asks because the factor suspends at least one; the others are not examined.
 
         Args:
             away: whether the store is not available.
         """
         parts = []
-        for ask, charges, is_held in zip(self.asks, self._ask_charges, self.held, strict=True):
-            if is_held:
-                decision, verdicts = held(ask, charges, wait_ms, away=away)
+        for ask, charges, is_suspended in zip(self.asks, self._ask_charges, self.suspended, strict=True):
+            if is_suspended:
+                decision, verdicts = suspend(ask, charges, wait_ms, away=away)
                 parts.append(AtomicPart(_decided(ask, charges, decision), None, verdicts))
             else:
                 parts.append(AtomicPart(_decided(replace(ask, mode="peek"), (), _UNASKED), None, ()))
@@ -158,10 +158,10 @@ class AtomicAsks:
         pairs = zip(outcome.whole.charges, outcome.verdicts, strict=True)
         verdict_of = {charge.key: verdict for charge, verdict in pairs}
         found = []
-        for ask, charges, is_held, part in zip(
-            self.asks, self._ask_charges, self.held, outcome.parts, strict=True
+        for ask, charges, is_suspended, part in zip(
+            self.asks, self._ask_charges, self.suspended, outcome.parts, strict=True
         ):
-            if is_held and part.planned.decision is not None:
+            if is_suspended and part.planned.decision is not None:
                 decision = replace(part.planned.decision, quotas=tuple(part.verdicts))
                 found.append(_decided(ask, charges, decision))
                 continue

@@ -32,7 +32,7 @@ class FactorSource:
         """Return the factor for an ask; 1 if the factor does not apply to it."""
         return 1.0
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         """Return how long an ask to produce must wait while the factor is 0."""
         return 0
 
@@ -40,6 +40,6 @@ class FactorSource:
 UNTHROTTLED: Final = FactorSource()
 
 
-def is_held(ask: Ask, factor: float) -> bool:
-    """Return whether a factor of 0 holds an ask: it has produce bytes above 0."""
+def is_suspended(ask: Ask, factor: float) -> bool:
+    """Return whether a factor of 0 suspends an ask: it has produce bytes above 0."""
     return factor == 0 and ask.usage.get(PRODUCE, 0) > 0

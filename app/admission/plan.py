@@ -49,7 +49,7 @@ class PlannedAsk(Struct, gc=False):
     Attributes:
         charges: to all buckets of the quotas that apply, scaled by the throttle factor in force.
         plan: the plan for the store; None if the store is not needed.
-        is_held: whether a factor of 0 holds the ask.
+        is_suspended: whether a factor of 0 suspends the ask.
         known: the grounds on which this node answers for the ask's ids, if it does so alone; the plan then
             lacks their charge, which is the first.
         unknown: the ask with only the ids that the node does not know, if it knows some of several.
@@ -61,7 +61,7 @@ class PlannedAsk(Struct, gc=False):
     ask: Ask
     charges: Sequence[Charge]
     plan: Plan | None
-    is_held: bool = False
+    is_suspended: bool = False
     known: Knowledge | None = None
     unknown: Ask | None = None
     generation: int = 0

@@ -16,6 +16,7 @@ from app.catalog import schema
 from app.catalog.deployment import agree_on_debt, agree_on_secret
 from app.catalog.errors import PreconditionError, QuotasNotFoundError
 from app.catalog.port import EVERYTHING, Changes, QuotaRow, QuotaSource
+from app.catalog.serial import SerialExecutor, within
 from app.catalog.snapshot import ChangedSnapshot, Snapshot
 from app.catalog.sql import (
     Origin,
@@ -26,7 +27,6 @@ from app.catalog.sql import (
     definitions_of,
     in_parts,
 )
-from app.catalog.turns import DatabaseTurns, within
 from app.domain.entity import Entity
 from app.domain.ladder import covering_defaults
 from app.domain.matching import Filter
@@ -51,10 +51,10 @@ class Conditions:
     match: frozenset[int] | Literal["*"] | None = None
     none_match: frozenset[int] | Literal["*"] | None = None
 
-    def hold(self, version: int | None) -> bool:
-        """Whether the conditions hold for an entity at a version; None means an absent entity.
+    def are_met(self, version: int | None) -> bool:
+        """Whether the conditions are met for an entity at a version; None means an absent entity.
 
-        >>> Conditions(match=frozenset({5})).hold(6), Conditions(none_match="*").hold(None)
+        >>> Conditions(match=frozenset({5})).are_met(6), Conditions(none_match="*").are_met(None)
         (False, True)
         """
         matches = self.match is None or _includes(self.match, version)
@@ -143,7 +143,7 @@ class Catalog:
         self.database = Sql(database_url)
         """API keys and the history use it too."""
         self._source: QuotaSource = self.database
-        self._turns = DatabaseTurns()
+        self._serial = SerialExecutor()
 
     async def open(self) -> None:
         """Agree on the hash secret and the longest debt, load all quotas, and begin to follow changes.
@@ -165,11 +165,11 @@ class Catalog:
         except BaseException:
             await self.database.close()
             raise
-        self._turns.follow(self._catch_up, self._lost)
+        self._serial.follow(self._catch_up, self._lost)
 
     async def close(self) -> None:
         """Stop following changes, and close the connections when the work under way has ended."""
-        await self._turns.close(self.database.close)
+        await self._serial.close(self.database.close)
 
     async def get(self, entity: Entity) -> QuotaSet | None:
         """The quotas of an entity, from the database, so writes of other nodes are seen at once.
@@ -207,7 +207,7 @@ class Catalog:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        await self._turns.take(lambda until: self.database.note(of, before, after, origin, until))
+        await self._serial.run(lambda until: self.database.note(of, before, after, origin, until))
 
     async def history(self, of: Entity | str | None, before: int | None, limit: int) -> list[PastChange]:
         """The newest changes that are older than the change ``before``.
@@ -282,7 +282,7 @@ class Catalog:
         names = {str(entity): entity async for entity in in_parts(edits)}
 
         async def decide(rows: Rows, version: int) -> list[QuotaRow]:
-            if not conditions.hold(version - 1):
+            if not conditions.are_met(version - 1):
                 raise PreconditionError(f"the catalog is at version {version - 1}")
             written: list[QuotaRow] = []
             async for name, entity in in_parts(names.items()):
@@ -319,7 +319,7 @@ class Catalog:
                 ],
             )
 
-        return await self._turns.take(write)
+        return await self._serial.run(write)
 
     async def _write(
         self, entity: Entity, edit: Edit, origin: Origin, conditions: Conditions, *, must_exist: bool = False
@@ -332,7 +332,7 @@ class Catalog:
                 raise QuotasNotFoundError(f"no quotas are set on {entity}")
             edited = edit(now.definitions if now else {})
             # RFC 9110 13.2.1: conditions come last, when the write could otherwise go ahead.
-            if not conditions.hold(now.version if now else None):
+            if not conditions.are_met(now.version if now else None):
                 raise PreconditionError(
                     f"{entity} is at version {now.version}" if now else f"{entity} has no quotas"
                 )
@@ -345,7 +345,7 @@ class Catalog:
             before, after = writing.before[name], writing.after[name]
             return EntityChange(self._quota_set(entity, before), self._quota_set(entity, after))
 
-        return await self._turns.take(write)
+        return await self._serial.run(write)
 
     async def _apply(self, writing: WriteResult, origin: Origin) -> None:
         """Apply a write to the snapshot, and report every entity that it changed."""

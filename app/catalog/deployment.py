@@ -59,7 +59,7 @@ def adopt_debt(database_url: str, max_debt_ms: int) -> None:
         CatalogUnavailableError: the database cannot be reached.
     """
     with schema.connect(database_url, purpose="written") as connection:
-        schema.take_turn(connection)
+        schema.await_other_migrations(connection)
         connection.execute(update(STATE).values(max_debt_ms=max_debt_ms))
 
 

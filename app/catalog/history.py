@@ -12,18 +12,18 @@ import structlog
 from sqlalchemy import delete, func, or_, select, update
 
 from app.catalog.errors import CatalogUnavailableError
+from app.catalog.serial import SerialExecutor
 from app.catalog.sql import Sql
 from app.catalog.tables import CHANGES, STATE
-from app.catalog.turns import DatabaseTurns
 
-TURNS: Final = 24
-"""How often in one retention old changes are dropped, by the first node that looks."""
-TURN_MS: Final = (1_000, 3_600_000)
-"""The shortest and the longest time between two turns."""
-LONGEST_LOOK_S: Final = 60.0
-"""The longest time between two looks of a node whether a turn is due."""
+CLEANUPS: Final = 24
+"""How many cleanups there are in one retention; the first node that finds one due does it."""
+CLEANUP_MS: Final = (1_000, 3_600_000)
+"""The shortest and the longest time between two cleanups."""
+LONGEST_POLL_S: Final = 60.0
+"""The longest time after which a node checks again whether a cleanup is due."""
 PART: Final = 500
-"""How many changes one transaction looks at."""
+"""How many changes one transaction examines."""
 PAUSE_S: Final = 0.05
 """The pause between two transactions, in which others write."""
 
@@ -41,7 +41,7 @@ class HistoryRetention:
     """Drops changes that are older than the retention; the newest change of each entity stays.
 
     A statement drops a change only if it sees a newer one of the same entity. So nodes that drop changes at
-    the same moment do no harm; they take turns only to spare the database.
+    the same moment do no harm; they share the cleanups only to spare the database.
 
     Args:
         retention_ms: None keeps all changes.
@@ -52,50 +52,50 @@ class HistoryRetention:
         self._sql = database
         self._retention_ms = retention_ms
         self._pause_s = pause_s
-        self._turn_ms = min(max((retention_ms or 0) // TURNS, TURN_MS[0]), TURN_MS[1])
-        self._turns = DatabaseTurns()
-        self._looks: asyncio.Task[None] | None = None
+        self._cleanup_ms = min(max((retention_ms or 0) // CLEANUPS, CLEANUP_MS[0]), CLEANUP_MS[1])
+        self._serial = SerialExecutor()
+        self._poll_task: asyncio.Task[None] | None = None
 
     def open(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """Begin to look for changes that must be dropped, by this clock."""
+        """Begin to poll for changes that must be dropped, by this clock."""
         if self._retention_ms is not None:
-            self._looks = asyncio.create_task(self._look(now_ms), name="drop old history")
+            self._poll_task = asyncio.create_task(self._poll(now_ms), name="drop old history")
 
     async def close(self) -> None:
         """Stop after the transaction under way."""
-        if self._looks is not None:
-            self._looks.cancel()
-            await asyncio.wait({self._looks})
-        await self._turns.close(lambda: asyncio.sleep(0))
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.wait({self._poll_task})
+        await self._serial.close(lambda: asyncio.sleep(0))
 
     async def drop_old(self, now_ms: int) -> int | None:
-        """Drop the changes that are old now, and return how many; None if another node had its turn lately.
+        """Drop the changes that are old now, and return how many; None if no cleanup is due yet.
 
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        if self._retention_ms is None or not await self._turns.take(partial(self._claim, now_ms)):
+        if self._retention_ms is None or not await self._serial.run(partial(self._claim, now_ms)):
             return None
         before_ms = now_ms - self._retention_ms
         total = after = 0
-        while part := await self._turns.take(partial(self._drop, before_ms, after)):
+        while part := await self._serial.run(partial(self._drop, before_ms, after)):
             after, total = part.last, total + part.dropped
             await asyncio.sleep(self._pause_s)
         return total
 
-    async def _look(self, now_ms: Callable[[], int]) -> None:
+    async def _poll(self, now_ms: Callable[[], int]) -> None:
         while True:
             try:
                 if dropped := await self.drop_old(now_ms()):
                     log.info("old changes dropped from the history", changes=dropped)
             except CatalogUnavailableError as error:
                 log.warning("old changes not dropped from the history", error=str(error))
-            await asyncio.sleep(min(self._turn_ms / 1000, LONGEST_LOOK_S))
+            await asyncio.sleep(min(self._cleanup_ms / 1000, LONGEST_POLL_S))
 
     async def _claim(self, now_ms: int, until: float) -> bool:
-        """Take a turn if one is due: the last one began long enough ago, or in the future by this clock."""
+        """Claim a cleanup if one is due: the last began long enough ago, or in the future by this clock."""
         last = STATE.c.history_turn_ms
-        due = or_(last.is_(None), last <= now_ms - self._turn_ms, last > now_ms + self._turn_ms)
+        due = or_(last.is_(None), last <= now_ms - self._cleanup_ms, last > now_ms + self._cleanup_ms)
         async with self._sql.writing(until) as connection:
             taken = await connection.execute(update(STATE).where(due).values(history_turn_ms=now_ms))
         return taken.rowcount == 1

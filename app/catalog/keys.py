@@ -17,9 +17,9 @@ from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.errors import CatalogUnavailableError, KeyExistsError, KeyExpiredError, KeyNotFoundError
+from app.catalog.serial import SerialExecutor
 from app.catalog.sql import Sql
 from app.catalog.tables import KEYS, STATE
-from app.catalog.turns import DatabaseTurns
 from app.domain.binding import Binding
 from app.domain.grant import PERMISSIONS, Grant, expand_scopes
 
@@ -71,7 +71,7 @@ class Keys:
         self.ring: Ring = MappingProxyType({})
         self._sql = database
         self._version = -1
-        self._turns = DatabaseTurns()
+        self._serial = SerialExecutor()
         self._reachable = False
 
     async def open(self) -> None:
@@ -80,12 +80,12 @@ class Keys:
         Raises:
             CatalogUnavailableError: the database cannot be reached.
         """
-        await self._turns.take(lambda _: self._catch_up())
-        self._turns.follow(self._catch_up, self._lost)
+        await self._serial.run(lambda _: self._catch_up())
+        self._serial.follow(self._catch_up, self._lost)
 
     async def close(self) -> None:
         """Stop following changes, and wait for the work under way."""
-        await self._turns.close(lambda: asyncio.sleep(0))
+        await self._serial.close(lambda: asyncio.sleep(0))
 
     async def all(self) -> list[Key]:
         """All keys by name, from the database, so writes of other nodes are seen at once.
@@ -99,7 +99,7 @@ class Keys:
                 rows = (await connection.execute(select(KEYS).order_by(KEYS.c.name))).mappings()
                 return [_key(row) for row in rows]
 
-        return await self._turns.take(read)
+        return await self._serial.run(read)
 
     async def create(
         self, name: str, scopes: Iterable[str], bound_to: Iterable[str], expires_ms: int | None, now_ms: int
@@ -175,7 +175,7 @@ class Keys:
                 await self._catch_up()
             return written
 
-        return await self._turns.take(work)
+        return await self._serial.run(work)
 
     def _lost(self, error: Exception) -> None:
         """Log that the catalog cannot be reached; the last keys stay in force."""

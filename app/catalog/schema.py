@@ -95,7 +95,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def take_turn(connection: Connection) -> None:
+def await_other_migrations(connection: Connection) -> None:
     """Wait for other nodes' migrations to end; after that, let no statement wait long."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(ADVISORY_LOCK)))

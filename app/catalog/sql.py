@@ -311,8 +311,8 @@ def connection_options(url: URL) -> dict[str, Any]:
     """The options of connections to PostgreSQL that the URL does not set; none is a startup parameter.
 
     Connections to a host that vanished are closed after ``ANSWER_S``. The kernel would otherwise retry for a
-    quarter of an hour, during which the waiting work would keep its turn. Statements are not prepared: behind
-    PgBouncer, the next transaction may run in another session of the server.
+    quarter of an hour, during which the waiting work would hold up the work behind it. Statements are not
+    prepared: behind PgBouncer, the next transaction may run in another session of the server.
     """
     options = {
         "connect_timeout": CONNECT_TIMEOUT_S,

@@ -28,7 +28,7 @@ CONSUMER: Final = "writer"
 GONE: Final = ("NOGROUP", "UNBLOCKED")
 """Errors of a store that was emptied."""
 
-LOOK_BACK_S: Final = 2.0
+REREAD_AFTER_S: Final = 2.0
 
 NEW: Final = b">"
 FIRST: Final = b"0"
@@ -90,7 +90,7 @@ class StreamReader:
         self._client = client
         self._stream = shared_key_of(client, STREAM_NAME)
         self._clock = clock
-        self._look_at = clock() + LOOK_BACK_S
+        self._reread_at = clock() + REREAD_AFTER_S
         self._after = FIRST
         self._has_group = False
         self._unfinished: set[bytes] = set()
@@ -105,7 +105,7 @@ class StreamReader:
         try:
             if not self._has_group:
                 await self._make_group()
-            await self._look_back()
+            await self._reread_pending()
             entries = await self._read(count, wait_ms)
         except StoreError as error:
             self._after = FIRST  # the lost reply may have had entries, which are pending now
@@ -136,14 +136,14 @@ class StreamReader:
                 raise
         self._has_group = True
 
-    async def _look_back(self) -> None:
+    async def _reread_pending(self) -> None:
         """Read pending entries again, if there are more of them than this reader returned.
 
         The last leader may have got new entries by a call that still waited when its lease ended.
         """
-        if self._after != NEW or self._clock() < self._look_at:
+        if self._after != NEW or self._clock() < self._reread_at:
             return
-        self._look_at = self._clock() + LOOK_BACK_S
+        self._reread_at = self._clock() + REREAD_AFTER_S
         summary = await run(self._client, "XPENDING", self._stream, GROUP)
         if summary["pending"] > len(self._unfinished):
             self._after = FIRST

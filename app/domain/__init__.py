@@ -59,6 +59,7 @@ Rates and tokens
   has a longest duration; debt beyond that is *forgiven*. Elsewhere: negative tokens (Kafka), deficit (TB).
 - *throttle factor*: a number from 0 to 1 that scales produce-byte limits while a volume runs out of space.
   Elsewhere: throttle factor (Strimzi's quota plugin).
+- *suspended*: of an ask to produce: it must wait, uncharged, because the throttle factor is 0.
 
 Leases
 ------

@@ -651,7 +651,7 @@ class Oracle:
         decision = Decision(outcome, throttle_ms, grants and bool(parts), len(parts), source, limited_by)
         return Leased(decision, granted_of(ask.usage, slices) if grants else {})
 
-    def look(
+    def peek_hold(
         self, ask: Ask, quotas: Quotas, rules: MatchingRules, now_ms: int, caller: Caller = ANYONE
     ) -> tuple[float, ...]:
         """The units that each bucket would grant of a wish, shadow quotas too; writes nothing.
@@ -660,9 +660,9 @@ class Oracle:
             OutOfBoundsError: the caller is bound, and a bucket is shared with others.
         """
         applied = restrict(ask, applied_quotas(ask, quotas, rules), caller.bound_to)
-        looking = replace(ask, mode="peek", deny=True)
+        peeking = replace(ask, mode="peek", deny=True)
         before = self.corrections, self.lapsed
-        units = tuple(judge_lease(self._part(looking, quota, now_ms))[1] for quota in applied)
+        units = tuple(judge_lease(self._part(peeking, quota, now_ms))[1] for quota in applied)
         self.corrections, self.lapsed = before
         return units
 

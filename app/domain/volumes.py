@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 from app.domain.errors import UnknownBrokerError, VolumeCountError
 from app.domain.quota import PRODUCER_BYTE_RATE, Quota
 
-LEAST_HOLD_MS: Final = 1_000
+LEAST_SUSPENSION_MS: Final = 1_000
 """The shortest wait of an ask to produce while the factor is 0."""
 
 LEAST_LIMIT: Final = 1.0
@@ -40,7 +40,7 @@ class Volume(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the volumes of a cluster.
+    """One observation of the volumes of a cluster.
 
     Attributes:
         volumes: the reported volumes; a log directory that is offline has no sizes.
@@ -162,7 +162,7 @@ class Drill(NamedTuple):
     until_ms: int
     who: str
 
-    def holds(self, now_ms: int) -> bool:
+    def is_active(self, now_ms: int) -> bool:
         """Whether the drill has not ended; a time before its start, by another clock, counts as during it."""
         return now_ms < self.until_ms
 
@@ -246,7 +246,7 @@ def after_observation(state: FactorState, seen: Observation, now_ms: int, rules:
     troubles = [
         *(f"broker {broker} is unknown: {why}" for broker, why in sorted(seen.silent.items())),
         *_named("without sizes", without),
-        *(_unrenewed(volumes, reported, now_ms, rules) if seen.is_part else ()),
+        *(_outdated(volumes, reported, now_ms, rules) if seen.is_part else ()),
     ]
     active = seen.answered | seen.silent.keys() if seen.answered is not None else frozenset()
     brokers = active or {v.broker for v in volumes}
@@ -277,7 +277,7 @@ def after_forgetting(state: FactorState, broker: str, now_ms: int, rules: Volume
         raise UnknownBrokerError(broker)
     seen_ms = state.observed_ms
     succeeded = all(v.is_valid(seen_ms, rules) for v in volumes)
-    trouble = "; ".join(_unrenewed(volumes, frozenset(), seen_ms, rules))
+    trouble = "; ".join(_outdated(volumes, frozenset(), seen_ms, rules))
     brokers = len({v.broker for v in volumes})
     after = _judged(
         state, volumes, brokers, seen_ms, rules, succeeded=succeeded, trouble=trouble, judged_ms=now_ms
@@ -293,7 +293,7 @@ def factor_in_force(
         current = CurrentFactor(1.0, state.since_ms if state else 0, None, None, "off: nothing is observed")
     else:
         current = _observed_in_force(after_missed_pushes(state, now_ms, rules), now_ms, rules)
-    if drill is not None and drill.holds(now_ms):
+    if drill is not None and drill.is_active(now_ms):
         reason = f"drill: by {drill.who}, until {drill.until_ms}"
         return current._replace(factor=drill.factor, since_ms=drill.since_ms, reason=reason, held_by=None)
     return current
@@ -307,7 +307,7 @@ def missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> int:
 def after_missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> FactorState:
     """The state after the missed pushes, each of which counts as a failed observation.
 
-    A volume that is known to violate renews the validity of the factor, even in a failed observation. The
+    A volume that is known to violate extends the validity of the factor, even in a failed observation. The
     result depends only on how many observations were missed, not on the exact time.
     """
     ticks = missed_pushes(state, now_ms, rules)
@@ -321,18 +321,18 @@ def after_missed_pushes(state: FactorState, now_ms: int, rules: VolumeRules) -> 
         volumes=tuple(known._replace(is_current=False) for known in state.volumes),
     )
     known_until = max((_violates_until(v, rules) for v in late.volumes), default=0)
-    renewing = (min(now_ms, known_until) - state.observed_ms) // rules.interval_ms
-    if renewing < 1:
+    extending = (min(now_ms, known_until) - state.observed_ms) // rules.interval_ms
+    if extending < 1:
         return late
-    renewed_ms = state.observed_ms + renewing * rules.interval_ms
-    return replace(late, valid_until_ms=max(state.valid_until_ms, renewed_ms + rules.validity_ms))
+    extended_ms = state.observed_ms + extending * rules.interval_ms
+    return replace(late, valid_until_ms=max(state.valid_until_ms, extended_ms + rules.validity_ms))
 
 
-def hold_ms(next_check_ms: int | None, now_ms: int, rules: VolumeRules) -> int:
+def suspension_ms(next_check_ms: int | None, now_ms: int, rules: VolumeRules) -> int:
     """How long an ask to produce waits while the factor is 0; if the next check is overdue, one interval."""
     if next_check_ms is None or next_check_ms < now_ms:
-        return max(LEAST_HOLD_MS, rules.interval_ms)
-    return max(LEAST_HOLD_MS, next_check_ms - now_ms)
+        return max(LEAST_SUSPENSION_MS, rules.interval_ms)
+    return max(LEAST_SUSPENSION_MS, next_check_ms - now_ms)
 
 
 def scaled_quota(quota: Quota, factor: float) -> Quota:
@@ -396,7 +396,7 @@ def _stays(known: KnownVolume, seen: Observation, now_ms: int, rules: VolumeRule
     return known.broker in seen.silent or known.is_valid(now_ms, rules)
 
 
-def _unrenewed(
+def _outdated(
     volumes: Iterable[KnownVolume], reported: Collection[tuple[str, str]], now_ms: int, rules: VolumeRules
 ) -> Iterator[str]:
     """A text about the volumes that no push has renewed within their validity; none without them."""

@@ -117,14 +117,14 @@ class Method(NamedTuple):
     Attributes:
         answer: answers a call with its message, and returns the last message of the answer, if there is one.
         counted: called with the outcome of a refused call.
-        held: the calls of this method that are being answered.
-        shed_cause: why a call is shed if ``held`` is full.
+        active: the calls of this method that are being answered.
+        shed_cause: why a call is shed if ``active`` is full.
         too_large: returns the answer to a call with a message that is too large; None if that is an error.
     """
 
     answer: Callable[[GrpcCall, bytes], Awaitable[bytes | None]]
     counted: Callable[[str], None]
-    held: BoundedBySource
+    active: BoundedBySource
     shed_cause: str
     too_large: Callable[[], bytes] | None = None
 
@@ -242,7 +242,7 @@ class GrpcCall(Http2Stream):
             return
         self._limits.unfinished.discard(source, self)
         self.answering()
-        self._method.held.add(source, self)
+        self._method.active.add(source, self)
         self._task = asyncio.get_running_loop().create_task(self._answer(self._method, message))
 
     def late(self) -> None:
@@ -254,7 +254,7 @@ class GrpcCall(Http2Stream):
         source = self.connection.source
         self._limits.unfinished.discard(source, self)
         if self._method is not None:
-            self._method.held.discard(source, self)
+            self._method.active.discard(source, self)
         self.release()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()

@@ -60,7 +60,7 @@ LARGE_DATA: Final = 256
 """A DATA frame with so many bytes is not counted: the size of requests is bounded elsewhere."""
 FRAMES_AT_A_TIME: Final = 16
 """Frames that are parsed before another connection has its turn."""
-TURN_S: Final = 0.002
+PARSING_S: Final = 0.002
 """How long the connections of a port parse before the event loop continues with other work."""
 LAST_STREAM: Final = 2**31 - 1
 LEAVING: Final = b"leaving!"
@@ -636,9 +636,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             if self._timer.when() <= due:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._look)
+        self._timer = self._loop.call_at(due, self._check_progress)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """End requests, frames and answers that made no progress in time."""
         self._timer = None
         if self._is_ending:

@@ -21,7 +21,7 @@ from app.domain.caller import Caller
 from app.domain.decision import Decision
 from app.envoy.answer import OVER_LIMIT, response
 from app.envoy.call import OVERLOADED, CallLimits, GrpcCall, Method, RefusedCallError, StatusCode, peer_of
-from app.envoy.http2 import TURN_S, Http2Connection
+from app.envoy.http2 import PARSING_S, Http2Connection
 from app.envoy.mapping import DescriptorMapping
 from app.envoy.protos.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from app.envoy.protos.ratelimit_pb2 import RateLimitResponse
@@ -39,7 +39,7 @@ HEALTH: Final = "grpc.health.v1.Health"
 
 WITHIN_S: Final = 0.3
 """How long a request may wait in this node, as for a check: meanwhile Envoy holds a client's request."""
-LOOK_EVERY_S: Final = 0.25
+POLL_EVERY_S: Final = 0.25
 """How often the health of the process is checked for its watchers."""
 
 LARGE: Final = 32 * 1024
@@ -205,22 +205,22 @@ class HealthService:
                     last = status
                     call.send_message(HealthCheckResponse(status=status).SerializeToString())
                 if self._timer is None:
-                    self._look_later()
+                    self._poll_later()
                 await self._changed.wait()
         finally:
             self._watching -= 1
 
-    def _look_later(self) -> None:
+    def _poll_later(self) -> None:
         self._was_ready = self._is_ready()
-        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(POLL_EVERY_S, self._poll)
 
-    def _look(self) -> None:
-        """Look for a change; one timer serves all watchers."""
+    def _poll(self) -> None:
+        """Poll for a change; one timer serves all watchers."""
         self._timer = None
         if self._is_ready() != self._was_ready:
             self._change()
         if self._watching and not self._is_over:
-            self._look_later()
+            self._poll_later()
 
     def _change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -247,7 +247,7 @@ class EnvoyPort:
         self._intake = intake
         self._shed = metrics.count_shed
         self._limits = limits = CallLimits(intake, metrics.count_shed)
-        self._turns = ParsingTurns(TURN_S)
+        self._turns = ParsingTurns(PARSING_S)
         self.connections: set[Http2Connection] = set()
         self._is_empty = asyncio.Event()
         self._is_stopping = False

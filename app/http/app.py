@@ -36,10 +36,10 @@ from app.http.routes.check import Check, CheckRoute
 from app.http.routes.decisions import BatchRoute, DecisionRoute
 from app.http.routes.health import Readiness
 from app.http.routes.leases import LeaseRoute, LeaseRoutes
-from app.http.server.hot import PlainRoute, failure, refuse
+from app.http.server.hot import HotRoute, failure, refuse
 from app.http.server.hot_protocol import Outbox
 from app.http.server.intake import BodyBytes, Intake
-from app.http.server.static import Redirect, StaticPage, Turnstile
+from app.http.server.static import IterationLimit, Redirect, StaticPage
 from app.http.strict import TAKE
 from app.http.wire import Clock
 
@@ -77,12 +77,12 @@ def create_app(
     now_ms = admission.now_ms if isinstance(admission, CallerClock) else None
     gateways = Check(admission, sources, now_ms)
     api = administration([*routers, health.router(ready, metrics, access)], clock, sources, lifespan)
-    routes: dict[str, PlainRoute] = {
+    routes: dict[str, HotRoute] = {
         decisions.ONE: DecisionRoute(admission, access, metrics.count_shed, intake, clock, slices),
         decisions.BATCH: BatchRoute(admission, access, metrics.count_shed, intake, clock, slices),
         check.PATH: CheckRoute(gateways, access, metrics.count_shed),
     }
-    below: dict[str, PlainRoute] = {}
+    below: dict[str, HotRoute] = {}
     if leases is not None:
         by_lease = LeaseRoutes(leases, access, clock, slices, time)
         routes[LEASES] = LeaseRoute("POST", by_lease.take, access, metrics.count_shed, intake)
@@ -148,8 +148,8 @@ class Front:
 
     def __init__(
         self,
-        hot: Mapping[str, PlainRoute],
-        below: Mapping[str, PlainRoute],
+        hot: Mapping[str, HotRoute],
+        below: Mapping[str, HotRoute],
         same: Mapping[str, StaticPage],
         rest: FastAPI,
         access: Access,
@@ -170,7 +170,7 @@ class Front:
         self._same = same
         self._rest = rest
         self._access = access
-        self._turnstile = Turnstile()
+        self._iteration_limit = IterationLimit()
 
     def document(self) -> dict[str, Any]:
         """The OpenAPI document of all routes."""
@@ -184,7 +184,7 @@ class Front:
         else:
             await self._guarded(scope, receive, send)
 
-    def hot_route(self, path: str) -> PlainRoute | None:
+    def hot_route(self, path: str) -> HotRoute | None:
         """Return the hot route of a path; None if it has none."""
         if route := self.hot.get(path):
             return route
@@ -208,7 +208,7 @@ class Front:
             await refuse(starting(), scope, send)
             return
         if same is not None:
-            await self._turnstile.wait()
+            await self._iteration_limit.wait()
             await same(scope, receive, send)
             return
         if scope["method"] == "HEAD":  # like GET; the server drops the body

@@ -128,7 +128,7 @@ def faults_in(body: bytes, type_: type) -> Generator[None, None, list[FieldError
         part = left.pop()
         if isinstance(part, _Value):
             read += LEAST + len(part.sent)
-            faults, inner = _look(part)
+            faults, inner = _check_value(part)
         else:
             read = STEP
             faults, inner = [], _refused(part)
@@ -140,7 +140,7 @@ def faults_in(body: bytes, type_: type) -> Generator[None, None, list[FieldError
     return found[:MAX_ERRORS]
 
 
-def _look(value: _Value) -> _Found:
+def _check_value(value: _Value) -> _Found:
     sent, options, at = value
     kind = _kind(sent)
     option = options.get(kind) or (options.get("float") if kind == "int" else None)
@@ -148,9 +148,9 @@ def _look(value: _Value) -> _Found:
         named = " or ".join(_NAMES[each] for each in options)
         return [FieldError(pointer(*at), _must(options) or f"must be {named}")], []
     if isinstance(option.type, inspect.StructType):
-        return _look_in_object(sent, _object(option.type.cls), at)
+        return _check_object(sent, _object(option.type.cls), at)
     if option.entries is not None:
-        return _look_in_list(sent, option, option.entries, at)
+        return _check_list(sent, option, option.entries, at)
     if wrong := _fault(sent, option.type):
         return [FieldError(pointer(*at), option.extra.get(MUST) or wrong)], []
     check: Callable[[Any], str | None] | None = option.extra.get(CHECK)
@@ -164,7 +164,7 @@ def _must(options: _Options) -> str:
     return next((each.extra[MUST] for each in options.values() if MUST in each.extra), "")
 
 
-def _look_in_object(sent: bytes, object_: _Object, at: _Path) -> _Found:
+def _check_object(sent: bytes, object_: _Object, at: _Path) -> _Found:
     if object_.decoder is not None and _decoded(object_.decoder, sent) is not None:
         return [], []
     fields = object_.fields
@@ -191,7 +191,7 @@ def _look_in_object(sent: bytes, object_: _Object, at: _Path) -> _Found:
     return faults, inner
 
 
-def _look_in_list(sent: bytes, option: _Option, entries: _Entries, at: _Path) -> _Found:
+def _check_list(sent: bytes, option: _Option, entries: _Entries, at: _Path) -> _Found:
     assert isinstance(option.type, inspect.ListType)
     valid = None if entries.decoder is None else _decoded(entries.decoder, sent)
     found = _LIST.decode(sent) if valid is None else valid

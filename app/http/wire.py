@@ -154,7 +154,7 @@ def split_batch(body: bytes) -> list[bytes] | None:
 
 
 def read_ask(body: bytes, clock: Clock) -> tuple[Ask, int] | None:
-    """Read one plain ask; None for any other, which ``decode_ask`` reads or refuses.
+    """Read one ordinary ask; None for any other, which ``decode_ask`` reads or refuses.
 
     Returns:
         the ask, and how many producer ids were sent with it, duplicates included.
@@ -456,5 +456,5 @@ def _not_json(error: Exception) -> ProblemError:
 READY: Final = {
     id(decision): _ENCODER.encode(_decision(decision)) for decision in (*ADMITTED, ADMITTED_ALONE)
 }
-"""The encoded decisions on admitted plain asks, by the ``id`` of the decision. These decisions live as long
-as the process, so no other object gets such an id."""
+"""The encoded decisions on ordinary asks that were admitted, by the ``id`` of the decision. These decisions
+live as long as the process, so no other object gets such an id."""

@@ -79,7 +79,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # it has no t
             if self.ssl_enabled:
                 transport = _Tls(self._net, opened, host=node.host, **tls)
             else:
-                transport = _Plain(self._net, opened, host=node.host)
+                transport = _Plaintext(self._net, opened, host=node.host)
         except BaseException:
             opened.close()
             raise
@@ -99,7 +99,7 @@ class _FinalResponse:
         return received, (None if received else error)
 
 
-class _Plain(_FinalResponse, KafkaTCPTransport):  # type: ignore[misc]
+class _Plaintext(_FinalResponse, KafkaTCPTransport):  # type: ignore[misc]
     pass
 
 

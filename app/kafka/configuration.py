@@ -127,7 +127,7 @@ def _check_combinations(found: Mapping[str, object]) -> None:
 
 
 def _check_files(found: Mapping[str, object]) -> None:
-    """Refuse files that TLS cannot use. They are read again at each connection, so they can be renewed."""
+    """Refuse files that TLS cannot use. They are read again at each connection, so they can be replaced."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if cafile := found.get("ssl_cafile"):
         try:

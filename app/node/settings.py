@@ -44,7 +44,7 @@ SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
 SHORTEST_ADMIN_KEY: Final = 16
 """In characters: anyone who can guess the admin key may do everything."""
 
-_PLAIN: Final = "/ @:=,+~!$&'()*;"
+_UNQUOTED: Final = "/ @:=,+~!$&'()*;"
 """Characters that need no encoding in the path of a SQLite file."""
 
 Network = IPv4Network | IPv6Network
@@ -310,7 +310,9 @@ class Settings(BaseSettings):
     @property
     def catalog_url(self) -> str:
         """The catalog's URL; by default the embedded catalog's."""
-        return self.database_url or f"sqlite:///{quote(str(self.home.resolve() / 'catalog.db'), safe=_PLAIN)}"
+        return (
+            self.database_url or f"sqlite:///{quote(str(self.home.resolve() / 'catalog.db'), safe=_UNQUOTED)}"
+        )
 
     @property
     def max_debt_ms(self) -> int:

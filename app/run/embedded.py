@@ -19,7 +19,7 @@ from app.node.errors import StartError
 MAX_SOCKET_PATH: Final = 100
 """The kernel allows 107 bytes (103 on macOS)."""
 
-LOOK_EVERY_S: Final = 0.02
+POLL_EVERY_S: Final = 0.02
 """How often a store that starts is asked whether it is ready."""
 
 PERSISTENCE: Final = {"appendonly": "yes", "appendfsync": "no", "save": ""}
@@ -125,7 +125,7 @@ async def _ready(child: Child, socket: Path, directory: Path) -> None:
             while not death.done():
                 if await answers():
                     return
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(POLL_EVERY_S)
     except TimeoutError:
         pass
     finally:

@@ -95,7 +95,7 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
     from app.http.server.drain import DrainState
     from app.http.server.hot_protocol import HttpPort
     from app.http.server.parsing import ParsingTurns
-    from app.http.server.protocol import TURN_S
+    from app.http.server.protocol import PARSING_S
     from app.http.server.server import Server
     from app.run import wiring
 
@@ -110,7 +110,7 @@ def _one(settings: Settings, listeners: Listeners, counts: Path | None, ready_fd
         return drain.has_begun or server.should_exit
 
     app = wiring.build(settings, counts, is_stopping, connections, fail, listeners.envoy)
-    port = HttpPort(app.hot, app.outbox, drain, ParsingTurns(TURN_S), app.handed_over)
+    port = HttpPort(app.hot, app.outbox, drain, ParsingTurns(PARSING_S), app.handed_over)
     config = uvicorn.Config(**_options(settings, app, port))
 
     def announce() -> bool:

@@ -31,16 +31,16 @@ def up(settings: Settings, read: Callable[[], Settings], *, options: tuple[str, 
     """
     check_envoy(settings)
     directory = home.make(settings.home)
-    with contextlib.ExitStack() as held:
-        held.callback(os.close, home.lock(directory))
+    with contextlib.ExitStack() as resources:
+        resources.callback(os.close, home.lock(directory))
         children = home.lock_of_children(directory)
-        held.callback(os.close, children)
+        resources.callback(os.close, children)
         home.restrict_access(directory)
         if settings.admin_key is None:
             key, made = home.admin_key(directory)
             if made:
                 print_key(settings, key)
-        listeners = held.enter_context(Listeners.of(settings))
+        listeners = resources.enter_context(Listeners.of(settings))
         run = partial(_run, settings, read, directory, listeners, children, options)
         asyncio.run(_supervise(run))
 

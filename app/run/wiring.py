@@ -30,7 +30,7 @@ from app.catalog.catalog import Catalog
 from app.catalog.errors import CatalogUnavailableError, DeploymentMismatchError
 from app.catalog.history import HistoryRetention
 from app.catalog.keys import Keys
-from app.catalog.turns import POLL_S
+from app.catalog.serial import POLL_S
 from app.decision_log.stream import LogStream
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults

@@ -17,8 +17,8 @@ from app.node.shortage import shortage_of
 from app.store.port import ShortageError
 
 GREET_WITHIN_S: Final = 5.0
-"""A greeting takes several turns of the event loop, and each is long on a busy node. The examination before
-it has shown that the store works."""
+"""A greeting takes several iterations of the event loop, and each is long on a busy node. The examination
+before it has shown that the store works."""
 
 
 Command = Sequence[str | bytes | int]
@@ -158,6 +158,6 @@ class Connection(asyncio.Protocol):
         cast("Any", self._greeted)._close()  # noqa: SLF001
 
     def _fail(self, error: Exception) -> None:
-        # In the next turn of the loop: a callback that sends another command then sees the lost connection.
+        # In the loop's next iteration: a callback that sends another command then sees the lost connection.
         while self._owed:
             self._loop.call_soon(self._owed.popleft().done, error)

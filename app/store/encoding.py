@@ -40,7 +40,7 @@ ORDER_STEP: Final = 128
 _MODES: Final = {
     **{mode: number for number, mode in enumerate((*MODES, "refresh", "renew", "hold", "settle"))},
     "undo": 16,
-    "look": 17,
+    "peek_hold": 17,
 }
 _KEEPS, _STAMPED, _DELAYED = 32, 64, 128
 

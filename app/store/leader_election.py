@@ -31,7 +31,7 @@ class Contender:
     Args:
         name: the work that one contender does.
         owner: the name of this contender; no other has it.
-        ttl_s: how long a lease lasts without renewal.
+        ttl_s: how long a lease lasts unless it is extended.
 
     Attributes:
         token: the token it holds; None while it holds none.
@@ -52,7 +52,7 @@ class Contender:
         return cls(client_of(url, timeout_s), name, owner, ttl_s)
 
     async def acquire(self) -> int | None:
-        """Take or renew the lease; returns the token, or None while another contender holds the lease.
+        """Take or extend the lease; returns the token, or None while another contender holds the lease.
 
         Raises:
             StoreError: the store did not answer; whether this contender holds the lease is unknown.

@@ -107,9 +107,9 @@ class Plan(Struct, gc=False):
     Attributes:
         mode: the ask's, or one of these. ``refresh`` refreshes the seen ids, as any refusal does, and writes
             nothing else. ``renew`` writes ids that the node knows, uncharged. ``undo`` takes charges back
-            (``app.domain.undo``). ``look`` returns the units that each bucket would grant to a lease, and
-            writes nothing. ``hold`` and ``settle``: see ``lease``.
-        charges: in the order of the answer; may be empty when only a kept answer is looked for.
+            (``app.domain.undo``). ``peek_hold`` returns the units that each bucket would grant to a lease,
+            and writes nothing. ``hold`` and ``settle``: see ``lease``.
+        charges: in the order of the answer; may be empty when only a kept answer is wanted.
         retry: (principal, hash of the ask and its sender) under which an answer that charged is kept; None
             without an id or in a peek.
         context: the node's own bytes, given back with a kept answer; in mode ``renew`` the birth of the state
@@ -118,12 +118,12 @@ class Plan(Struct, gc=False):
         keeps: keep the answer even if nothing was charged here, because other parts of the ask were charged.
         stamped: answer with the stamps of the charges, which undo needs.
         byte_delay_ms: the delay by the byte rates of other slots, which comes first (KIP-124).
-        lease: in modes ``hold``, ``look`` and ``settle`` the name of the lease, and how long it lasts in
+        lease: in modes ``hold``, ``peek_hold`` and ``settle`` the name of the lease, and how long it lasts in
             milliseconds (0 when it is settled). ``hold`` takes the part of the usage that every bucket
             grants; in ``settle`` the usage is the spent part.
     """
 
-    mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo", "look"]
+    mode: Mode | Literal["refresh", "renew", "hold", "settle", "undo", "peek_hold"]
     charges: tuple[Charge, ...]
     retry: tuple[str | None, bytes] | None = None
     context: bytes = b""
@@ -196,7 +196,7 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def held(self) -> float:
-        """In modes hold, look and settle, the units that the bucket holds now."""
+        """In modes hold, peek_hold and settle, the units that the bucket holds now."""
         return self.fill
 
     @property
@@ -206,7 +206,7 @@ class ChargeResult(Struct, frozen=True, gc=False):
 
     @property
     def granted(self) -> float:
-        """In mode hold, the units held now, if every quota admits; in mode look, those that would be held."""
+        """In mode hold, the units held now, if every quota admits; in mode peek_hold, those that would be."""
         return 0.0 if self.reason == "too_large" else max(self.given, 0.0)
 
 

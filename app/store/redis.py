@@ -106,7 +106,7 @@ class RedisStore:
         caller_clock: use the asks' ``at_ms`` as the time, not the store's clock.
         sequential: add delays up as KIP-124 does.
         logged: for the decision log, number the calls and return the outcomes of ids.
-        brief: get the answers to plain admissions as two numbers of each quota.
+        brief: get the answers to ordinary admissions as two numbers of each quota.
         max_ids: the most ids remembered for one principal.
         timeout_s: how long a removal may take; a decision takes until its caller gives up (``give_up``).
         script: another text in place of the script, for the tests that plant faults in it.
@@ -269,7 +269,7 @@ class RedisStore:
         """
         loop = asyncio.get_running_loop()
         try:
-            faults = await loop.run_in_executor(self._threads, self._look)
+            faults = await loop.run_in_executor(self._threads, self._examine)
             await self.connect()
         except Exception as error:
             self._short = as_shortage(error)
@@ -304,7 +304,7 @@ class RedisStore:
     def _is_connected(self) -> bool:
         return self._calls is not None and self._calls.is_open
 
-    def _look(self) -> tuple[Fault, ...]:
+    def _examine(self) -> tuple[Fault, ...]:
         """Examine the store, in a thread that may block."""
         self._hear()  # the time before was this node's
         faults = self._faults()

@@ -28,7 +28,7 @@ from app.store.keys import LONGEST_TTL_MS
 
 ALGORITHMS: Final = ("sampled_rate", "token_bucket", "producer_ids")
 
-LOOK_EVERY_MS: Final = 100
+CHECK_FULL_EVERY_MS: Final = 100
 """The least time between two checks of the store's memory by the script: a check takes 18 microseconds."""
 
 MOST_WRITTEN: Final = 256 * 1024
@@ -54,7 +54,7 @@ def numbers() -> str:
         "BLOCK_BYTES": BLOCK_BYTES,
         "LONGEST_TTL_MS": LONGEST_TTL_MS,
         "FULL_MS": FULL_MS,
-        "LOOK_EVERY_MS": LOOK_EVERY_MS,
+        "CHECK_FULL_EVERY_MS": CHECK_FULL_EVERY_MS,
         "MOST_WRITTEN": MOST_WRITTEN,
         "MOST_HOLDS": MOST_HOLDS,
     }

@@ -52,7 +52,7 @@ from app.store.encoding import answers_of
 from app.store.keys import RESETS_KEY, bucket_key
 from app.store.port import Answer, Charge, ChargeResult, Mark, Plan
 from app.store.redis import RedisStore
-from app.store.script import LOOK_EVERY_MS, SCRIPT
+from app.store.script import CHECK_FULL_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -90,7 +90,7 @@ MUST_MEET = (
     "renewal of what was reset",
     "renewal of what another state had",
     *(f"lease {what}" for what in ("granted", "cut", "refused", "settled", "over", "of one too many")),
-    "look at a lease that is cut",
+    "peek at a lease that is cut",
     "lapse at a charge",
     "lapse at a refusal",
     "wait beyond a lease's end",
@@ -119,11 +119,11 @@ class Difference(AssertionError):
         Difference.last = self
 
 
-def looking_each_time(script: str) -> str:
+def checking_each_time(script: str) -> str:
     """A script that checks the store's memory in every call, because no step can wait for the next check."""
-    looks = f"local LOOK_EVERY_MS = {LOOK_EVERY_MS}"
+    looks = f"local CHECK_FULL_EVERY_MS = {CHECK_FULL_EVERY_MS}"
     assert script.count(looks) == 1
-    return script.replace(looks, "local LOOK_EVERY_MS = 0")
+    return script.replace(looks, "local CHECK_FULL_EVERY_MS = 0")
 
 
 class Machine(RuleBasedStateMachine):
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
         self.met["steps"] -= 1  # the invariant that counts steps also runs before the first one
         self.sequential, self.max_ids = sequential, max_ids
         self.oracle = Oracle(SECRET, max_ids=max_ids, sequential=sequential, when_full=when_full)
-        script = looking_each_time(self.script)
+        script = checking_each_time(self.script)
         options: dict[str, Any] = {"sequential": sequential, "max_ids": max_ids, "script": script}
         self.stores = {
             (timed, brief): RedisStore(self.url, caller_clock=not timed, brief=brief, **options)
@@ -468,14 +468,14 @@ class Machine(RuleBasedStateMachine):
         ids = tuple((IDS[first:] + IDS)[:many])
         ask = replace(ask, producer_ids=ids, usage={}, mode="record")
         self._decide([ask])
-        known = self._look()
+        known = self._mark()
         if "lose" in what:
             self.redis.flushall()
             self.oracle.lose()
         if "reset" in what:
             self._reset(ask)
         if "know" in what:
-            mark = self._look()
+            mark = self._mark()
             known = known if "others" in what else mark
         if what == "full":
             self._fill(full=True)
@@ -493,14 +493,14 @@ class Machine(RuleBasedStateMachine):
         ask = Ask({}, tuple(IDS[first : first + before]), principal, mode="record", detail=True)
         self._fill(full=False)
         self._decide([ask])
-        known = self._look()
+        known = self._mark()
         self._fill(full=True)
         self._decide([replace(ask, producer_ids=tuple(IDS[first : first + 17]), mode="admit")])
         self._renew(replace(ask, producer_ids=tuple(IDS[first : first + 80])), known)
         self._fill(full=False)
         self._decide([replace(ask, mode="admit")])
 
-    def _look(self) -> Mark:
+    def _mark(self) -> Mark:
         mark = self.loop.run_until_complete(self.store.mark())
         self.oracle.birth = mark.birth
         return mark
@@ -647,13 +647,13 @@ class Machine(RuleBasedStateMachine):
 
     def _would_grant(self, ask: Ask, plan: Plan, caller: Caller) -> None:
         """Compare the grant of each bucket in a look; the next lease shows that the look changed nothing."""
-        expected = self.oracle.look(ask, self.quotas, RULES, self.now, caller)
-        (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="look")]))
+        expected = self.oracle.peek_hold(ask, self.quotas, RULES, self.now, caller)
+        (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="peek_hold")]))
         got = tuple(result.granted for result in answer.results)
         if got != expected:
             raise Difference(f"{ask}\nthe store would grant {got}, the oracle {expected}")
-        self.met["look at a lease"] += 1
-        self.met["look at a lease that is cut"] += min(got) not in {0, max(got)}
+        self.met["peek at a lease"] += 1
+        self.met["peek at a lease that is cut"] += min(got) not in {0, max(got)}
 
     def _settle(self, ask: Ask, lease: bytes, spent: dict[str, float]) -> None:
         ask = replace(ask, usage=spent, at_ms=self.now)
@@ -740,9 +740,9 @@ class Machine(RuleBasedStateMachine):
         strict = (charge for charge in planned.charges if self._is_made_deny(charge, ask))
         self.met["deny in a shared bucket"] += not kept and any(strict)
         if not kept:
-            self._look_inside(planned, answer, expected, now)
+            self._check_hidden(planned, answer, expected, now)
 
-    def _look_inside(self, planned: PlannedAsk, answer: Answer, expected: Decision, now: int) -> None:
+    def _check_hidden(self, planned: PlannedAsk, answer: Answer, expected: Decision, now: int) -> None:
         """Compare hidden state: forgiven debts, remembered ids, live layers, clocks, leases."""
         ask = planned.ask
         self._compare_lapsed(ask, planned.charges, answer)

@@ -178,7 +178,7 @@ class Nodes(RuleBasedStateMachine):
         )
         local._time = self.module.StoreTime()
         node = Node(local, known)
-        self._look(node)
+        self._poll(node)
         return node
 
     def teardown(self) -> None:
@@ -273,7 +273,7 @@ class Nodes(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data: Any) -> None:
-        self._look(self._pick(data))
+        self._poll(self._pick(data))
 
     @rule(data=st.data())
     def renew(self, data: Any) -> None:
@@ -291,7 +291,7 @@ class Nodes(RuleBasedStateMachine):
     def _settle(self) -> None:
         self.settled_at = self.now
         for node in self.nodes:
-            self._look(node)
+            self._poll(node)
         for node in self.nodes:
             self._renew(node)
 
@@ -320,7 +320,7 @@ class Nodes(RuleBasedStateMachine):
         self.advance(self._ids_quota(user).quota.layers.interval_ms)
         self._ask(node, Ask({}, (each,), user))
         self._reset(other, user)
-        self._look(node)
+        self._poll(node)
         self._renew(node)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
@@ -333,7 +333,7 @@ class Nodes(RuleBasedStateMachine):
 
         async def meanwhile() -> None:
             await self._reset_now(other, user)
-            await self._look_now(node)
+            await self._poll_now(node)
 
         self.meanwhile = meanwhile
         self._renew(node)
@@ -345,7 +345,7 @@ class Nodes(RuleBasedStateMachine):
         """A bucket is reset, then the store loses its state, and a node sees each and renews."""
         node = self._seen_reset(data, user, each)
         self.lose(really=True)
-        self._look(node)
+        self._poll(node)
         self._renew(node)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
@@ -354,7 +354,7 @@ class Nodes(RuleBasedStateMachine):
         node, other = self._seen_reset(data, user, each), self._pick(data)
         self.lose(really=True)
         if other is not node:
-            self._look(other)
+            self._poll(other)
         self._renew(node)
 
     @rule(data=st.data(), user=st.sampled_from(USERS), each=st.sampled_from(IDS))
@@ -367,7 +367,7 @@ class Nodes(RuleBasedStateMachine):
             self.advance(max(0, until - self.now - STEP_MS // 4))
             self._settle()
             self.lose(really=True)
-            self._look(node)
+            self._poll(node)
             self.advance(STEP_MS // 2)
             self._renew(node)
 
@@ -376,7 +376,7 @@ class Nodes(RuleBasedStateMachine):
         node = self._pick(data)
         self._ask(node, Ask({}, (each,), user))
         self._reset(self._pick(data), user)
-        self._look(node)
+        self._poll(node)
         return node
 
     def _reset(self, node: Node, user: str) -> None:
@@ -427,7 +427,7 @@ class Nodes(RuleBasedStateMachine):
         self.reset_until.clear()
         self.used_at.clear()
         for node in self.nodes:
-            self._look(node)
+            self._poll(node)
 
     @rule(
         policy=st.sampled_from(POLICIES * 2 + (None,) * 6),
@@ -513,12 +513,12 @@ class Nodes(RuleBasedStateMachine):
         self.admission.local = node.local
         return self.admission
 
-    def _look(self, node: Node) -> None:
-        self.loop.run_until_complete(self._look_now(node))
+    def _poll(self, node: Node) -> None:
+        self.loop.run_until_complete(self._poll_now(node))
 
-    async def _look_now(self, node: Node) -> None:
+    async def _poll_now(self, node: Node) -> None:
         self._read(node)
-        await node.local._look()
+        await node.local._poll()
         node.looked = self.events
         node.noticed.update(range(self.lost + 1, self.events + 1))  # a loss hides earlier events
 

@@ -131,7 +131,7 @@ async def _compare(full: RedisStore, brief: RedisStore, plan: Plan, met: Counter
     got = with_(short, packed=expected.packed)
     if got != expected:
         raise Different(f"{plan}\nbrief: {got}\nfull:  {expected}")
-    if (short.packed[:1] == BRIEF) is not _is_plain(plan, expected):
+    if (short.packed[:1] == BRIEF) is not _is_brief(plan, expected):
         raise Different(f"{plan}: {short.packed!r} of {expected}")
     met["brief" if short.packed[:1] == BRIEF else "full"] += 1
     met["several brief"] += short.packed[:1] == BRIEF and len(plan.charges) > 1
@@ -148,7 +148,7 @@ def lower_debts(quota: Quota) -> Quota:
     return replace(quota, max_debt=0) if quota.algorithm == "token_bucket" else quota
 
 
-def _is_plain(plan: Plan, answer: Answer) -> bool:
+def _is_brief(plan: Plan, answer: Answer) -> bool:
     """Whether every quota admits, none counts ids, and there is no more to say."""
     if plan.retry is not None or answer.kept is not None or answer.error is not None:
         return False

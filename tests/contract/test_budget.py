@@ -1,4 +1,4 @@
-"""No caller waits for a store that is known to be silent: measured in loop turns, with fifty callers."""
+"""No caller waits for a store that is known to be silent: in iterations of the loop, with fifty callers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ CALLERS: Final = 50
 ROUNDS: Final = 20
 BUDGET_S: Final = 0.05
 
-TURNS: Final = 2
-"""The most turns of the loop between the finding that the store is silent and an answer: one each for the
-request and the task that counts."""
+ITERATIONS: Final = 2
+"""The most iterations of the loop between the finding that the store is silent and an answer: one each for
+the request and the task that counts."""
 
 QUOTA: Final = Quota("request_rate", 1e9, "sampled_rate", "delay")
 QUOTAS: Final = Snapshot().apply(1, [("request_rate", Entity.of(user=ANY), QUOTA)])
@@ -62,8 +62,8 @@ def late(_: Server, relay: Relay) -> None:
     relay.way = "late"
 
 
-class Turns:
-    """Counts turns of the event loop. This keeps the loop busy, so it counts only while needed."""
+class Iterations:
+    """Counts iterations of the event loop. This keeps the loop busy, so it counts only while needed."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -78,11 +78,11 @@ class Turns:
 class Timed(Gatherer):
     """Records when it found the store silent, and for how long it had been silent."""
 
-    def __init__(self, store: StoreCalls, turns: Turns) -> None:
+    def __init__(self, store: StoreCalls, iterations: Iterations) -> None:
         super().__init__(store, budget_s=BUDGET_S)
         # The node counts as idle, whatever else runs: a busy node would wait long enough for a slow store.
         self._patience.now = lambda at: Moment(at, 0.0)  # type: ignore[method-assign]
-        self.turns = turns
+        self.iterations = iterations
         self.late_at = 0
         self.without_store = 0
         self.silences: list[float] = []
@@ -91,17 +91,17 @@ class Timed(Gatherer):
         since = self._store.silent_since()
         if since is not None:
             self.silences.append(asyncio.get_running_loop().time() - since)
-        self.late_at = self.turns.now
+        self.late_at = self.iterations.now
         super()._answer_all_without_store()
-        self.turns.count(lambda: self.is_late)
+        self.iterations.count(lambda: self.is_late)
 
 
 async def asked(admission: Admission, gatherer: Timed, caller: int) -> tuple[Decision, int]:
-    """Return a decision, and how many turns it took after the store was known to be silent or away."""
-    began = gatherer.turns.now
+    """Return a decision, and how many iterations it took after the store was known to be silent or away."""
+    began = gatherer.iterations.now
     (decision,) = await decisions_of(admission, [Ask({"requests": 1}, principal=f"caller {caller}")])
     gatherer.without_store += decision.source == "fallback"
-    return decision, gatherer.turns.now - max(began, gatherer.late_at)
+    return decision, gatherer.iterations.now - max(began, gatherer.late_at)
 
 
 @pytest.mark.parametrize("way", [hung, paused, killed, swallowed, late])
@@ -119,7 +119,7 @@ async def test_no_caller_waits_for_a_store_that_is_known_to_be_silent(
             budget_s=BUDGET_S,
             metrics=Metrics(),
         )
-        gatherer = admission._gatherer = Timed(admission.circuit, Turns())
+        gatherer = admission._gatherer = Timed(admission.circuit, Iterations())
         relay.without_store = lambda: gatherer.without_store
         await admission.open()
         way(server, relay)
@@ -131,9 +131,9 @@ async def test_no_caller_waits_for_a_store_that_is_known_to_be_silent(
         await admission.close()
         await store.close()
     sources = Counter(decision.source for decision, _ in answers)
-    turns = Counter(turns for decision, turns in answers if decision.source == "fallback")
+    iterations = Counter(took for decision, took in answers if decision.source == "fallback")
     silences = [round(silence * 1000) for silence in gatherer.silences]
-    say(f"{dict(sources)}; turns until the answer: {dict(sorted(turns.items()))}; silent for {silences} ms")
+    say(f"{dict(sources)}; iterations: {dict(sorted(iterations.items()))}; silent for {silences} ms")
     assert sources["fallback"] >= CALLERS
-    assert max(turns) <= TURNS
+    assert max(iterations) <= ITERATIONS
     assert min(gatherer.silences, default=BUDGET_S) >= BUDGET_S

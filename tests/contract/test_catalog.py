@@ -32,10 +32,10 @@ from app.catalog.errors import (
     SchemaVersionError,
     SecretMismatchError,
 )
+from app.catalog.serial import POLL_S
 from app.catalog.snapshot import Snapshot
 from app.catalog.sql import Origin
 from app.catalog.tables import CHANGES, STATE
-from app.catalog.turns import POLL_S
 from app.domain.digest import fingerprint
 from app.domain.entity import ANY, Entity
 from app.domain.errors import QuotaValueError
@@ -101,7 +101,7 @@ async def test_two_nodes_follow_each_other(opened: Opener):
     await until(lambda: one.snapshot == other.snapshot)
 
 
-async def test_change_is_in_force_at_another_node_after_its_next_look(
+async def test_change_is_in_force_at_another_node_after_its_next_poll(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ):
     """That is within a second: two polls take half a second."""

@@ -82,7 +82,9 @@ async def test_nodes_take_turns(catalog: Catalog, database: str):
         assert await two.drop_old(NOW_MS + HOUR_MS - 1) is None
         assert await two.drop_old(NOW_MS + HOUR_MS) == 1
         assert await one.drop_old(NOW_MS) is None
-        assert await one.drop_old(NOW_MS - 1) == 0, "the clock went back by more than a turn"
+        assert await one.drop_old(NOW_MS - 1) == 0, (
+            "the clock went back by more than the time between two cleanups"
+        )
     finally:
         await other.close()
 

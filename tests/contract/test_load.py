@@ -1,4 +1,4 @@
-"""Loading a history during live traffic: the script is compared with the plain form."""
+"""Loading a history during live traffic: the script is compared with the oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from app.store import loading
 from app.store.keys import bucket_key
 from app.store.loading import Load, Loader
 from tests.contract.histories import IDS
-from tests.contract.machine import RULES, SECRET, Difference, Machine, explored, looking_each_time, rare
+from tests.contract.machine import RULES, SECRET, Difference, Machine, checking_each_time, explored, rare
 from tests.report import say
 from tests.stores import KINDS, running
 
@@ -56,7 +56,7 @@ class LoadMachine(Machine):
     @initialize(max_ids=st.sampled_from((40, 160)), sequential=st.just(value=False), data=st.data())
     def begin(self, max_ids: int, sequential: bool, data: Any) -> None:
         super().begin(max_ids, sequential, data)
-        script = looking_each_time(self.script_of_load)
+        script = checking_each_time(self.script_of_load)
         self.loader = Loader(self.url, "machine", at_ms=self.now, max_ids=max_ids, script=script)
 
     def teardown(self) -> None:
@@ -193,7 +193,7 @@ class LoadMachine(Machine):
         return bucket, max(self.now, bucket.newest_ms if bucket.newest_ms is not None else self.now)
 
     def _load(self, kind: str, found: AppliedQuota, items: Any, expected: LoadResult) -> None:
-        """Load the same twice: first the result equals the plain form's, then nothing changes."""
+        """Load the same twice: first the result equals the oracle's, then nothing changes."""
         self._fill(full=False)  # a full store loads no history
         self.loader.at_ms = self.now
         load = Load(found, items)
@@ -213,7 +213,7 @@ class LoadMachine(Machine):
             self.met[f"{kind} {what.replace('_', ' ')}"] += getattr(expected, what)
 
     def _twice_where_there_is_no_room(self, found: AppliedQuota, items: Any, got: LoadResult) -> None:
-        """Load into the plain form too, so that both hold the same at the next ask."""
+        """Load into the oracle too, so that both hold the same at the next ask."""
         bucket, now = self._bucket_of(found)
         if isinstance(items[0], WrittenId):
             expected = load_ids(bucket.state, items, now, found.quota, self.max_ids)
@@ -242,14 +242,14 @@ def run(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
-def test_load_equals_the_plain_form(kind: str) -> None:
+def test_load_equals_the_oracle(kind: str) -> None:
     """Between loads, store and oracle agree on decisions; on Valkey each event must happen often."""
     agree(kind, MUST_MEET if kind == "valkey" else ())
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-def test_load_equals_the_plain_form_on_redis_too() -> None:
+def test_load_equals_the_oracle_on_redis_too() -> None:
     """Each event happens often on Redis, too."""
     agree("redis", MUST_MEET)
 

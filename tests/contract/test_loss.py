@@ -105,7 +105,7 @@ async def test_no_admitted_id_is_throttled_after_the_loss_of_all_state(deploymen
                 await decisions_of(node, [ask(10**6 + new)])
         assert (refused, alone) == (0, REQUESTS)
         for node in deployment.nodes:
-            await node.local._look()  # a node renews nothing before it has noticed the loss
+            await node.local._poll()  # a node renews nothing before it has noticed the loss
         while any(node.local.waits for node in deployment.nodes):  # noqa: ASYNC110  it is in three objects
             await asyncio.sleep(0.01)  # until the nodes have renewed their known ids
     stranger = await deployment.join()

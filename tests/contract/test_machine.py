@@ -26,7 +26,7 @@ QUICK_STEPS, LONG_STEPS = 3_000, 100_000
 
 FAULTS = {
     "the last ask's ids taken for those of an ask": (
-        "check.looked, check.alive, check.changed, check.dirty,",
+        "check.looked_up, check.alive, check.changed, check.dirty,",
         "check.dirty, check.alive, check.changed, check.dirty,",
     ),
     "the last ask's bucket taken for a missing one": (
@@ -157,11 +157,11 @@ FAULTS = {
         "  write_record(check)\n  return true",
     ),
     "a grant of all that is free": ("free / ((holds and #holds or 0) + 1)", "free"),
-    "a look that holds": (
-        "if mode == LOOK then return look_all() end",
-        "if mode == LOOK then look_all() return hold_all(unpack_(LEASE, ask, ends)) end",
+    "a peek that holds": (
+        "if mode == PEEK_HOLD then return peek_hold_all() end",
+        "if mode == PEEK_HOLD then peek_hold_all() return hold_all(unpack_(LEASE, ask, ends)) end",
     ),
-    "a look at the wish and not at the grant": (
+    "a peek at the wish and not at the grant": (
         "checks[i].largest = checks[i].slice end",
         "checks[i].largest = checks[i].usage end",
     ),

@@ -80,7 +80,7 @@ class SetFactor(FactorSource):
     def on(self, _ask: Ask) -> float:
         return self.factor
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         return 7_000
 
 
@@ -401,8 +401,8 @@ FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "plain ids that nobody wants": (
         log_rows,
-        "plain_texts(ids) if self._plain_ids else None,\n            _OUTCOME",
-        "plain_texts(ids),\n            _OUTCOME",
+        "id_texts(ids) if self._plain_ids else None,\n            _OUTCOME",
+        "id_texts(ids),\n            _OUTCOME",
     ),
     "the first quota for all": (
         log_rows,

@@ -26,7 +26,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Layers, Quota
 from app.store.redis import RedisStore
-from app.store.script import LOOK_EVERY_MS
+from app.store.script import CHECK_FULL_EVERY_MS
 from tests import stores
 from tests.charging import decisions_of
 from tests.decision_log.saved import (
@@ -76,7 +76,7 @@ class FixedFactor(FactorSource):
     def on(self, _ask: Ask) -> float:
         return self.factor
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         return 7_000
 
 
@@ -267,11 +267,11 @@ async def test_row_by_policy_of_a_full_store_has_the_word_of_the_policy(shared: 
             await logged_node.ask(replace(ask, usage={"mutations": 1, "connections": 1}))
             await logged_node.raw.config_set("maxmemory", 1)
             try:
-                await logged_node.store_passes(LOOK_EVERY_MS)
+                await logged_node.store_passes(CHECK_FULL_EVERY_MS)
                 (found,), (row,) = await logged_node.ask(replace(ask, usage={"requests": 1, "mutations": 1}))
             finally:
                 await logged_node.raw.config_set("maxmemory", 0)
-                await logged_node.store_passes(LOOK_EVERY_MS)
+                await logged_node.store_passes(CHECK_FULL_EVERY_MS)
         check(replace(ask, usage={"requests": 1, "mutations": 1}), found, row)
         assert (row["decision"], row["source"], row["failure"]) == (decision, "fallback", "store_full")
         assert of_verdicts(row, "reason")[0] == "store_full"

@@ -38,7 +38,7 @@ from app.http.server.connections import Connections
 from app.http.server.drain import DrainState
 from app.http.server.hot_protocol import HttpPort
 from app.http.server.parsing import ParsingTurns
-from app.http.server.protocol import TURN_S
+from app.http.server.protocol import PARSING_S
 from app.http.server.server import Server
 from app.http.wire import Clock
 from tests.http.application import KEY, app_of
@@ -60,7 +60,7 @@ class Admission:
     """Admits everything.
 
     Attributes:
-        waiting: how many requests wait until ``held`` is set.
+        waiting: how many requests wait until ``gate`` is set.
         planned: every ask is planned and decided like this one, if it is set.
     """
 
@@ -70,7 +70,7 @@ class Admission:
     waiting: int = 0
     broken: bool = False
     overloaded: str | None = None
-    held: asyncio.Event | None = None
+    gate: asyncio.Event | None = None
     planned: PlannedAsk | None = None
 
     async def decide(
@@ -81,9 +81,9 @@ class Admission:
         if self.overloaded is not None:
             raise OverloadedError(self.overloaded)
         self.callers.append(caller)
-        if self.held is not None:
+        if self.gate is not None:
             self.waiting += 1
-            await self.held.wait()
+            await self.gate.wait()
             self.waiting -= 1
         self.calls += 1
         self.asked += asks
@@ -91,7 +91,7 @@ class Admission:
 
     def begin(self, ask: Ask, caller: Caller, then: Then, within_s: float | None = None) -> None:
         making = self.decide((ask,), caller)
-        if self.held is not None:
+        if self.gate is not None:
             asyncio.ensure_future(making).add_done_callback(lambda done: then(done.result()[0]))
             return
         try:
@@ -179,7 +179,7 @@ async def serving(
             metrics=metrics,
             **parts,
         )
-        drain, turns = DrainState(), ParsingTurns(TURN_S)
+        drain, turns = DrainState(), ParsingTurns(PARSING_S)
         hot = HttpPort(app.hot, app.outbox, drain, turns, app.handed_over)
         protocol = hot if Ways.hot else hot.general
         config = uvicorn.Config(

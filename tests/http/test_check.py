@@ -290,11 +290,11 @@ async def test_body_is_discarded_and_the_connection_stays_open(node: Node, size:
 
 
 async def test_body_that_arrives_during_the_decision_is_discarded(node: Node):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     async with connected(node) as (reader, writer):
         writer.write(head("POST", "early", f"Content-Length: {8_000_000}") + bytes(8_000_000))
         await eventually(lambda: node.admission.waiting)
-        node.admission.held.set()
+        node.admission.gate.set()
         assert (await read_answer(reader))[0] == 200
         writer.write(head("GET", "last"))
         assert (await read_answer(reader))[0] == 200

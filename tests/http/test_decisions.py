@@ -224,12 +224,12 @@ async def test_internal_error_is_500_and_not_revealed(node: Node, capsys: pytest
 
 
 async def test_ask_in_flight_is_answered_when_the_server_stops(node: Node):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     answer = asyncio.create_task(node.ask(ASK))
     await eventually(lambda: node.admission.waiting)
     node.server.should_exit = True
     await eventually(lambda: node.drain.has_begun)
-    node.admission.held.set()
+    node.admission.gate.set()
     assert (await answer).json()["decision"] == "admit"
 
 

@@ -57,11 +57,11 @@ async def test_request_in_flight_is_answered_and_ends_its_connection(node: Node,
         for _ in range(before):
             caller.send(ASK)
             await caller.hears(200)
-        node.admission.held = asyncio.Event()
+        node.admission.gate = asyncio.Event()
         caller.send(ASK)
         await eventually(lambda: node.admission.waiting)
         await told_to_stop(node)
-        node.admission.held.set()
+        node.admission.gate.set()
         (answer,) = await caller.hears(200)
         assert answer.headers[b"connection"] == b"close"
         await caller.hears_no_more()

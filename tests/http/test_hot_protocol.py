@@ -27,7 +27,7 @@ from tests.fuzz.cases import Request
 from tests.fuzz.generate import case
 from tests.fuzz.messages import BATCH, CHECK, ONE, in_pieces, message
 from tests.http.conftest import ADMIN
-from tests.http.ways import QUIET_TURNS, Both, Connection, HeldStore, InMemory, real
+from tests.http.ways import QUIET_ITERATIONS, Both, Connection, HeldStore, InMemory, real
 
 ASK: Final = {"principal": "alice", "usage": {"requests": 1}}
 BODY: Final = json.dumps(ASK).encode()
@@ -218,11 +218,11 @@ async def test_only_requests_that_are_not_ordinary_hand_their_connection_over(na
 
 async def test_answers_keep_their_order_when_a_connection_is_handed_over():
     connection = Connection()
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     answers = await connection.send(ONE_ASK + A_CHECK + LIVE + ONE_ASK, ONE_ASK)
     assert answers == b""
     assert not connection.was_handed_over(), "what is in flight is answered first"
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answers = await connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert answers.count(b'"decision"', 0, answers.index(b'"live"')) == 2
@@ -231,7 +231,7 @@ async def test_answers_keep_their_order_when_a_connection_is_handed_over():
 
 
 async def test_answer_in_the_outbox_goes_before_those_of_the_other_protocol():
-    """An ordinary request and another one, read in the same turn of the loop."""
+    """An ordinary request and another one, read in the same iteration of the loop."""
     connection = Connection()
     connection.protocol.data_received(ONE_ASK)
     connection.protocol.data_received(b"\0")
@@ -273,10 +273,10 @@ async def test_other_protocol_waits_for_the_reader_of_earlier_answers():
 
 async def test_half_closed_caller_gets_its_answers_from_both_protocols():
     connection = Connection()
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK + LIVE + ONE_ASK)
     assert connection.protocol.eof_received()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 3
     assert connection.was_handed_over()
     assert connection.line.is_closing()
@@ -298,9 +298,9 @@ async def test_endless_head_ends_although_its_connection_is_handed_over():
     endless = message("POST", ONE, ["X: " + "a" * 2 * MAX_HEAD])
     await connection.send(ONE_ASK, *[endless[at : at + 1_024] for at in range(0, MAX_HEAD + 2_048, 1_024)])
     assert connection.was_handed_over()
-    connection.loop.turn(RequestDeadline.HEAD_S * 1.1)
+    connection.loop.advance(RequestDeadline.HEAD_S * 1.1)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
-    connection.loop.turn(Protocol.LINGER_S)
+    connection.loop.advance(Protocol.LINGER_S)
     assert connection.line.is_closing()
 
 
@@ -339,7 +339,7 @@ async def test_nothing_keeps_a_protocol_that_is_done(last: bytes):
         connection = Connection()
         await connection.send(ONE_ASK, last)
         if last == ONE_ASK[:20]:
-            connection.loop.turn(2 * RequestDeadline.HEAD_S)
+            connection.loop.advance(2 * RequestDeadline.HEAD_S)
         if last != LIVE:
             connection.end()
         await connection.settle()
@@ -374,7 +374,7 @@ async def test_bytes_of_a_body_are_counted_as_they_come(connection: Connection):
 async def test_bytes_of_a_body_that_does_not_end_are_given_back(connection: Connection, how: str):
     await connection.send(LARGE[:50_000])
     if how == "late":
-        connection.loop.turn(RequestDeadline.BODY_S + 3)
+        connection.loop.advance(RequestDeadline.BODY_S + 3)
         assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
     connection.end()
     await connection.settle()
@@ -411,14 +411,14 @@ async def test_bursts_get_no_more_time(connection: Connection, begin: bytes):
     await connection.send(ONE_ASK, begin)
     began = connection.loop.time()
     while not connection.line.is_closing() and b"HTTP/1.1 408" not in connection.line.sent:
-        connection.loop.turn(RequestDeadline.HEAD_S * 0.8)
+        connection.loop.advance(RequestDeadline.HEAD_S * 0.8)
         assert connection.loop.time() - began < RequestDeadline.HEAD_S * 2
         await connection.send(b"a" * (AT_ONCE + 1))
     connection.end()
 
 
 async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection: Connection):
-    """The refused body ends after another request, in the same turn of the event loop."""
+    """The refused body ends after another request, in the same iteration of the event loop."""
     connection.node.ring = {sha256(b"gateway").digest(): Grant("gateway", frozenset({"decide"}))}
     seen: list[str] = []
     connection.node.access._refused = lambda *_, **__: seen.append(_ADDRESS.get())  # type: ignore[method-assign]
@@ -433,9 +433,9 @@ async def test_log_of_a_refusal_has_the_address_of_its_own_connection(connection
 
 async def test_rest_of_a_refused_body_that_is_late_ends_the_connection(connection: Connection):
     refused = await connection.send(message("POST", ONE, [WRONG], length="100"), b" " * 50)
-    connection.loop.turn(RequestDeadline.BODY_S * 0.9)
+    connection.loop.advance(RequestDeadline.BODY_S * 0.9)
     assert not connection.line.is_closing()
-    connection.loop.turn(RequestDeadline.BODY_S * 0.2)
+    connection.loop.advance(RequestDeadline.BODY_S * 0.2)
     assert await connection.settle() == refused, "there is one answer"
     assert connection.line.is_closing()
 
@@ -526,11 +526,11 @@ def is_read(connection: Connection) -> bool:
 
 async def test_a_fast_answer_waits_for_a_slow_one_before_it(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     answers = await connection.send(ONE_ASK, LIVE, A_CHECK, ONE_ASK)
     assert answers.count(b"HTTP/1.1 200") == 1
     assert connection.admission.waiting == 1, "requests of one connection are decided one after the other"
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answers = await connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert answers.index(b'"live"') > answers.index(b'"decision"')
@@ -538,7 +538,7 @@ async def test_a_fast_answer_waits_for_a_slow_one_before_it(connection: Connecti
 
 
 async def test_many_requests_at_once_take_turns_with_others(connection: Connection):
-    """One request of a connection is answered in one turn of the loop."""
+    """One request of a connection is answered in one iteration of the loop."""
     connection.protocol.data_received(ONE_ASK * 500)
     for turns in range(1, 20):
         await asyncio.sleep(0)
@@ -551,12 +551,12 @@ async def test_many_requests_at_once_take_turns_with_others(connection: Connecti
 async def test_a_caller_that_leaves_gets_no_answer(connection: Connection, times: int):
     await connection.send(ONE_ASK, ONE_ASK)
     before = bytes(connection.line.sent)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK * times)
     connection.end()
     await asyncio.sleep(0)
     assert connection.admission.callers[-1].is_gone()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert await connection.settle() == before
     assert connection.admission.calls == 3, "what waited behind it is not asked"
     assert not connection.state.connections
@@ -566,11 +566,11 @@ async def test_a_caller_that_leaves_gets_no_answer(connection: Connection, times
 async def test_graceful_shutdown_answers_what_is_in_flight(connection: Connection, *, first: bool):
     await connection.send(*[ONE_ASK] * (not first))
     before = len(connection.line.sent)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(ONE_ASK)
     connection.protocol.shutdown()
     assert not connection.line.is_closing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     answer = (await connection.settle())[before:]
     assert b"connection: close\r\n" in answer
     assert answer.count(b"HTTP/1.1 200") == 1
@@ -611,7 +611,7 @@ async def test_caller_that_leaves_while_its_request_waits_for_its_turn_is_not_an
 @pytest.mark.parametrize("before", [b"", ONE_ASK], ids=["alone", "behind another"])
 async def test_body_that_nobody_takes_is_not_read(connection: Connection, before: bytes):
     """The body is behind a request that waits, or the answer to its own request is delayed."""
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     key = [f"Authorization: Bearer {'x' * 20}"] * (not before)
     connection.node.access._slowdown.wait_s = lambda *_: 60.0  # type: ignore[method-assign]
     connection.protocol.data_received(before + message("POST", ONE, key, length=str(10**9)))
@@ -619,7 +619,7 @@ async def test_body_that_nobody_takes_is_not_read(connection: Connection, before
     while is_read(connection) and taken < MAX_BODY:
         connection.protocol.data_received(b" " * 65_536)
         taken += 65_536
-        for _ in range(QUIET_TURNS):
+        for _ in range(QUIET_ITERATIONS):
             await asyncio.sleep(0)
     assert taken <= 3 * 65_536
     connection.end()
@@ -628,7 +628,7 @@ async def test_body_that_nobody_takes_is_not_read(connection: Connection, before
 async def test_request_that_waits_for_its_turn_is_not_late(connection: Connection):
     connection.protocol.data_received(message("POST", ONE, ["X-Filling: " + "a" * AT_ONCE], BODY))
     connection.protocol._time_out()
-    connection.loop.turn(KEEP_ALIVE_S)
+    connection.loop.advance(KEEP_ALIVE_S)
     assert not connection.line.is_closing()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 1
     connection.end()
@@ -649,11 +649,11 @@ async def test_shutdown_closes_a_connection_between_requests(connection: Connect
 
 async def test_answers_wait_for_a_caller_that_does_not_read(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     before = await connection.send(ONE_ASK)
     connection.line.unread = 2**20
     connection.protocol.pause_writing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert await connection.settle() == before
     assert not is_read(connection)
     connection.line.unread = 0
@@ -666,7 +666,7 @@ async def test_answers_wait_for_a_caller_that_does_not_read(connection: Connecti
 
 async def test_a_slow_reader_is_read_no_further(connection: Connection):
     await connection.send(ONE_ASK)
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
     connection.protocol.data_received(ONE_ASK * 100)
     await connection.settle()
@@ -676,7 +676,7 @@ async def test_a_slow_reader_is_read_no_further(connection: Connection):
         assert WAITING <= len(protocol.pipeline) < 2 * WAITING
     else:
         assert len(protocol._data) == len(ONE_ASK) * 100
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 102
     connection.end()
 
@@ -695,35 +695,35 @@ KEEP_ALIVE_S: Final = 5.0
 async def test_idle_connection_is_closed_some_time_after_its_last_answer(connection: Connection):
     for request_ in (ONE_ASK, ONE_ASK, A_CHECK, A_CHECK, LIVE, ONE_ASK):
         await connection.send(request_)
-        connection.loop.turn(KEEP_ALIVE_S * 0.9)
+        connection.loop.advance(KEEP_ALIVE_S * 0.9)
         assert not connection.line.is_closing()
-    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    connection.loop.advance(KEEP_ALIVE_S * 0.2)
     assert connection.line.is_closing()
 
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_request_in_flight_is_not_idle(connection: Connection, *, first: bool):
     await connection.send(*[ONE_ASK] * (not first))
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     connection.protocol.data_received(ONE_ASK)
-    connection.loop.turn(100 * KEEP_ALIVE_S)
+    connection.loop.advance(100 * KEEP_ALIVE_S)
     assert not connection.line.is_closing()
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 200") == 2 - first
-    connection.loop.turn(KEEP_ALIVE_S * 0.9)
+    connection.loop.advance(KEEP_ALIVE_S * 0.9)
     assert not connection.line.is_closing()
-    connection.loop.turn(KEEP_ALIVE_S * 0.2)
+    connection.loop.advance(KEEP_ALIVE_S * 0.2)
     assert connection.line.is_closing()
 
 
 @pytest.mark.parametrize("sent", [ONE_ASK[:20], ONE_ASK[:-1]])
 async def test_a_request_that_does_not_end_is_late_whatever_came_before(connection: Connection, sent: bytes):
     await connection.send(ONE_ASK, ONE_ASK, sent)
-    connection.loop.turn(RequestDeadline.HEAD_S * 0.9)
+    connection.loop.advance(RequestDeadline.HEAD_S * 0.9)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 0
-    connection.loop.turn(RequestDeadline.HEAD_S * 0.2)
+    connection.loop.advance(RequestDeadline.HEAD_S * 0.2)
     assert (await connection.settle()).count(b"HTTP/1.1 408") == 1
-    connection.loop.turn(Protocol.LINGER_S)
+    connection.loop.advance(Protocol.LINGER_S)
     assert connection.line.is_closing()
 
 
@@ -731,7 +731,7 @@ async def test_a_caller_that_does_not_read_is_let_go(connection: Connection):
     await connection.send(ONE_ASK, ONE_ASK)
     connection.line.unread = 2**20
     connection.protocol.pause_writing()
-    connection.loop.turn(UnreadDeadline.UNREAD_S * 1.1)
+    connection.loop.advance(UnreadDeadline.UNREAD_S * 1.1)
     assert connection.line.is_closing()
 
 
@@ -749,11 +749,11 @@ async def test_what_fails_is_logged_and_answered(connection: Connection):
 async def test_answer_that_cannot_be_made_is_a_500(
     connection: Connection, request_: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    connection.admission.held = asyncio.Event()
+    connection.admission.gate = asyncio.Event()
     await connection.send(request_)
     for name in ("decisions.encode_decision", "decisions.encode_decisions", "check.answer_to"):
         monkeypatch.setattr(f"app.http.routes.{name}", lambda *_: 1 / 0)
-    connection.admission.held.set()
+    connection.admission.gate.set()
     assert (await connection.settle()).count(b"HTTP/1.1 500") == 1
     monkeypatch.undo()
     assert (await connection.send(request_)).count(b"HTTP/1.1 200") == 1
@@ -843,10 +843,10 @@ async def test_new_heads_and_bodies_are_answered_the_same():
 
 async def test_a_check_that_is_the_last_one_says_so(one: Real):
     await one.connection.send(A_CHECK)
-    one.store.held = []
+    one.store.unanswered = []
     before = len(await one.connection.send(A_CHECK))
     one.connection.protocol.shutdown()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     answer = (await one.connection.settle())[before:]
     assert answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close\r\n") == 1
     assert one.connection.line.is_closing()
@@ -856,15 +856,15 @@ async def test_a_check_that_is_the_last_one_says_so(one: Real):
 async def test_an_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_if_many(one: Real, size: int):
     ask = message("POST", ONE, (), BODY.ljust(size))
     await one.connection.send(ask, ask)
-    one.store.held = []
+    one.store.unanswered = []
     answers = await one.connection.send(ask, LIVE, ask)
     assert answers.count(b"HTTP/1.1 200") == 2
     route = one.node.routes[ONE]
     assert isinstance(route, BodyRoute)
     assert route.intake.total == (size if size > UNCOUNTED else 0)
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     await one.connection.settle()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     answers = await one.connection.settle()
     assert answers.count(b"HTTP/1.1 200") == 5
     assert route.intake.total == 0
@@ -873,11 +873,11 @@ async def test_an_ask_in_flight_is_answered_in_order_and_its_bytes_are_counted_i
 
 async def test_an_ask_whose_caller_left_or_does_not_read(one: Real):
     await one.connection.send(ONE_ASK, ONE_ASK)
-    one.store.held = []
+    one.store.unanswered = []
     before = await one.connection.send(ONE_ASK)
     one.connection.line.unread = 2**20
     one.connection.protocol.pause_writing()
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     assert await one.connection.settle() == before
     one.connection.line.unread = 0
     one.connection.protocol.resume_writing()
@@ -886,7 +886,7 @@ async def test_an_ask_whose_caller_left_or_does_not_read(one: Real):
     await one.connection.send(ONE_ASK)
     one.connection.end()
     await asyncio.sleep(0)
-    one.store.held.pop()()
+    one.store.unanswered.pop()()
     assert await one.connection.settle() == before
 
 
@@ -942,7 +942,7 @@ NEXT: Final[dict[str, Callable[[HotProtocol], object]]] = {
     "a timeout": lambda protocol: protocol._on_deadline(),
     "a caller that does not read": lambda protocol: protocol.pause_writing(),
 }
-"""Events on a connection in the turn of the loop in which an answer was made."""
+"""Events on a connection in the iteration of the loop in which an answer was made."""
 
 
 @pytest.mark.parametrize("next_", NEXT.values(), ids=NEXT.keys())

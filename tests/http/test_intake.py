@@ -20,7 +20,7 @@ from app.domain.caller import Caller
 from app.http.app import Front
 from app.http.openapi.check import METHODS
 from app.http.problems import ProblemError
-from app.http.server.hot import BodyRoute, PlainRoute
+from app.http.server.hot import BodyRoute, HotRoute
 from app.http.server.intake import MAX_OF_ALL, MAX_OF_CALLER, Intake
 from app.run.document import wired
 from tests.http.conftest import ADMIN, serving
@@ -118,7 +118,7 @@ async def test_other_intake_refuses_nothing(front: Front, method: str, path: str
 def test_callers_route_is_hot(front: Front, method: str, path: str):
     """Hot routes take fair turns and shed; one without a body has nothing to count."""
     route = front.hot_route(named(path))
-    assert isinstance(route, PlainRoute), "add it to the routes in app/http/app.py::create_app"
+    assert isinstance(route, HotRoute), "add it to the routes in app/http/app.py::create_app"
     assert isinstance(route, BodyRoute) is ("requestBody" in DOCUMENT["paths"][path][method])
 
 

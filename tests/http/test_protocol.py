@@ -185,10 +185,10 @@ async def test_invalid_http_is_answered_with_a_problem(node: Node, caller: Calle
 
 
 async def test_requests_before_invalid_http_are_answered_first(node: Node, caller: Caller):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     caller.send(ASK, LIVE, message("POST", BATCH, ["Transfer-Encoding: chunked"]), b"x\r\n", LIVE)
     await eventually(lambda: node.admission.waiting)
-    node.admission.held.set()
+    node.admission.gate.set()
     await caller.hears(200, 200, 400)
     await caller.hears_no_more()
 
@@ -279,12 +279,12 @@ async def test_refused_body_that_continues_gets_no_second_response(hasty: Node):
 
 
 async def test_response_may_take_longer_than_the_request_timeout(hasty: Node):
-    hasty.admission.held = asyncio.Event()
+    hasty.admission.gate = asyncio.Event()
     async with calling(hasty) as caller, calling(hasty) as other:
         caller.send(ASK)
         await eventually(lambda: hasty.admission.waiting)
         await other.hears_no_more()  # it was connected later, and has been let go by now
-        hasty.admission.held.set()
+        hasty.admission.gate.set()
         await caller.hears(200)
 
 
@@ -373,10 +373,10 @@ def is_unread(node: Node) -> bool:
     )
 
 
-def is_held(node: Node) -> bool:
+def is_read_paused(node: Node) -> bool:
     """Whether nothing is read from the only connection."""
     found = only(node)
-    return found._is_held if isinstance(found, HotProtocol) else bool(found and found.flow.is_held)
+    return found._is_read_paused if isinstance(found, HotProtocol) else bool(found and found.flow.is_blocked)
 
 
 @pytest.mark.parametrize("sent", [OPENAPI * 10_000, MANY * 200], ids=["document", "batches"])
@@ -391,7 +391,7 @@ async def test_pipelining_caller_that_reads_nothing_is_closed_and_holds_little(
         connection = only(node)
         if isinstance(connection, Protocol):
             assert len(connection.pipeline) < WAITING + PIECE / 20
-        assert is_held(node)
+        assert is_read_paused(node)
         await node.ask(BODY)  # others are answered
         await eventually(lambda: connection not in node.server.server_state.connections)
     await eventually(lambda: not node.server.server_state.tasks)
@@ -417,16 +417,16 @@ async def test_late_reader_gets_all_responses(node: Node, caller: Caller, sent: 
 
 @pytest.mark.parametrize("next_", [LIVE, ASK], ids=["other", "hot"])
 async def test_queued_requests_are_bounded(node: Node, caller: Caller, next_: bytes):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     caller.send(ASK, next_ * 2_000)
-    await eventually(lambda: is_held(node))
+    await eventually(lambda: is_read_paused(node))
     found = only(node)
     if isinstance(found, Protocol):
         assert WAITING <= len(found.pipeline) < WAITING + PIECE / len(LIVE)
     else:
         assert found is not None
         assert len(found._data) < 2 * ONE_READ
-    node.admission.held.set()
+    node.admission.gate.set()
     await caller.hears(*[200] * 2_001)
 
 
@@ -495,13 +495,13 @@ async def test_nothing_is_read_after_garbage_until_responses_are_sent(
     node: Node, monkeypatch: pytest.MonkeyPatch, caller: Caller
 ):
     read = Read(monkeypatch)
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     caller.send(ASK, b"\0" * 2**24)
-    await eventually(lambda: is_held(node))
+    await eventually(lambda: is_read_paused(node))
     size = read.size
     await node.http.get("/health/live")
     assert read.size <= size + ONE_READ  # including the bytes of the other connection
-    node.admission.held.set()
+    node.admission.gate.set()
     await caller.hears(200, 400)
 
 
@@ -572,21 +572,21 @@ async def test_connection_above_the_limit_is_closed_without_a_response():
 
 @pytest.mark.parametrize("asks", [1, 3])
 async def test_half_closed_client_still_gets_its_responses(node: Node, caller: Caller, asks: int):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     caller.send(ASK * asks)
     caller.writer.write_eof()
     await eventually(lambda: node.admission.waiting)
-    node.admission.held.set()
+    node.admission.gate.set()
     await caller.hears(*[200] * asks)
     await caller.hears_no_more()
 
 
 async def test_half_close_during_a_request_keeps_the_responses_to_the_others(node: Node, caller: Caller):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     caller.send(ASK, ASK, ASK[:-5])
     caller.writer.write_eof()
     await eventually(lambda: node.admission.waiting)
-    node.admission.held.set()
+    node.admission.gate.set()
     await caller.hears(200, 200)
     await caller.hears_no_more()
     assert len(node.admission.asked) == 2
@@ -607,7 +607,7 @@ async def test_half_close_without_a_whole_request_closes_the_connection(
 async def test_disconnected_client_gets_no_response(
     node: Node, caplog: pytest.LogCaptureFixture, asks: int, how: str
 ):
-    node.admission.held = asyncio.Event()
+    node.admission.gate = asyncio.Event()
     async with calling(node) as caller:
         caller.send(ASK * asks)
         await eventually(lambda: node.admission.waiting)
@@ -616,7 +616,7 @@ async def test_disconnected_client_gets_no_response(
             caller.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
     if how == "reset":
         await eventually(lambda: not node.server.server_state.connections)
-    node.admission.held.set()
+    node.admission.gate.set()
     await eventually(lambda: not node.server.server_state.connections)
     await eventually(lambda: not node.admission.waiting)
     await eventually(lambda: not node.server.server_state.tasks)

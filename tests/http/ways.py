@@ -30,15 +30,15 @@ from app.http.server.connections import Connections
 from app.http.server.drain import DrainState
 from app.http.server.hot_protocol import HotProtocol, HttpPort
 from app.http.server.parsing import ParsingTurns
-from app.http.server.protocol import TURN_S, Protocol
+from app.http.server.protocol import PARSING_S, Protocol
 from app.http.wire import Clock
 from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Fault, StoreError
 from tests.http.conftest import ADMIN, Admission
 from tests.packed import packed
 
 DATE: Final = (b"date", b"Mon, 23 Nov 2026 00:00:00 GMT")
-QUIET_TURNS: Final = 8
-"""A node that sends nothing in so many turns of the loop has nothing to send."""
+QUIET_ITERATIONS: Final = 8
+"""A node that sends nothing in so many iterations of the loop has nothing to send."""
 
 
 class Line(asyncio.Transport):
@@ -124,7 +124,7 @@ class Timer:
 
 
 class Timers:
-    """The running loop, with a clock that a test turns.
+    """The running loop, with a clock that a test advances.
 
     Attributes:
         made: how many timers were set.
@@ -151,7 +151,7 @@ class Timers:
     def call_later(self, delay: float, what: Callable[..., object], *arguments: Any) -> Timer:
         return self.call_at(self._now + delay, what, *arguments)
 
-    def turn(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Let so much time pass, and each timer run out that is due by then."""
         until = self._now + seconds
         while due := [timer for timer in self._timers if not timer.is_cancelled and timer.when <= until]:
@@ -166,22 +166,22 @@ class HeldStore:
     """A store that admits at once, or when a test says so.
 
     Attributes:
-        held: called to let the oldest call return; None if calls return at once.
+        unanswered: called to let the oldest call return; None if calls return at once.
     """
 
     lost: Callable[[StoreError], None]
 
     def __init__(self) -> None:
-        self.held: list[Callable[[], object]] | None = None
+        self.unanswered: list[Callable[[], object]] | None = None
         self.asked = 0
 
     def ask(self, plans: Sequence[object], done: AnswersCallback) -> None:
         self.asked += len(plans)
         answers = [packed(Answer((ChargeResult("admit", observed=0.1, remaining=99.0),)))] * len(plans)
-        if self.held is None:
+        if self.unanswered is None:
             asyncio.get_running_loop().call_soon(done, answers)
         else:
-            self.held.append(lambda: done(answers))
+            self.unanswered.append(lambda: done(answers))
 
     def silent_since(self) -> None: ...
 
@@ -246,7 +246,7 @@ class InMemory:
             slices=Slices(clock=lambda: 0.0),  # work is never deferred, however slow the machine is
         )
         self.drain = DrainState()
-        port = HttpPort(app.hot, app.outbox, self.drain, ParsingTurns(TURN_S), app.handed_over)
+        port = HttpPort(app.hot, app.outbox, self.drain, ParsingTurns(PARSING_S), app.handed_over)
         self.routes = app.hot
         self._make: Any = port if hot else port.general
         self._config = uvicorn.Config(app, log_config=None, ws="none", access_log=False, proxy_headers=False)
@@ -319,7 +319,7 @@ class Connection:
     async def settle(self) -> bytes:
         """Wait until nothing more is sent, and return everything that was."""
         quiet = 0
-        while quiet < QUIET_TURNS:
+        while quiet < QUIET_ITERATIONS:
             size = len(self.line.sent)
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self.line.sent) == size else 0

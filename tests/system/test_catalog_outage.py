@@ -16,8 +16,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from app.catalog.serial import POLL_S
 from app.catalog.sql import ANSWER_S
-from app.catalog.turns import POLL_S
 from tests.line import line
 from tests.polls import AT_MOST, follows_within_a_second
 from tests.postgres import Postgres, started

@@ -25,7 +25,7 @@ from app.domain.quota_value import resolve
 from app.domain.shape import Shape
 from app.domain.usage import usage_of
 from tests import service
-from tests.drivers import Driver, HttpDriver, OracleDriver, PlainDriver
+from tests.drivers import Driver, HttpDriver, OracleDriver, OrdinaryDriver
 from tests.false_seen import false_seen
 from tests.pushing import pushed
 from tests.report import say
@@ -34,7 +34,7 @@ from tests.volume_vectors import VOLUMES
 FILE: Final = Path(__file__).parents[1] / "vectors" / "kafka.yaml"
 GIVEN: Final = Path(__file__).parents[3] / "shared" / "vectors" / "kafka.yaml"
 INTER_BROKER: Final = "REPLICATION"
-DRIVERS: Final = ("oracle", "http", "plain")
+DRIVERS: Final = ("oracle", "http", "ordinary")
 
 
 class Vector(dict[str, Any]):
@@ -590,12 +590,12 @@ def quotagates() -> Iterator[Callable[[str], Quotagate]]:
                 return Quotagate(OracleDriver(rules), lambda: OracleDriver(rules, sequential=True))
             if name == "http":
                 return Quotagate(node("max", name), lambda: node("sequential", name))
-            return Quotagate(plain("max"), lambda: plain("sequential"))
+            return Quotagate(ordinary("max"), lambda: ordinary("sequential"))
 
         @cache
-        def plain(combine: str) -> Driver:
+        def ordinary(combine: str) -> Driver:
             oracle = OracleDriver(rules, sequential=combine == "sequential")
-            return PlainDriver(node(combine, "plain"), oracle)
+            return OrdinaryDriver(node(combine, "ordinary"), oracle)
 
         yield quotagate
 

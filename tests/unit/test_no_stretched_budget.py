@@ -15,6 +15,6 @@ def test_no_test_and_no_example_gives_the_store_seconds():
     assert [str(file) for file in files if SECONDS.search(file.read_text(encoding="utf-8"))] == []
 
 
-def test_the_look_finds_one():
+def test_the_search_finds_one():
     assert SECONDS.search('"QUOTAGATE_STORE_' + 'BUDGET_MS": "20000"')
     assert not SECONDS.search('"QUOTAGATE_STORE_' + 'BUDGET_MS": "50"')

@@ -58,7 +58,7 @@ class AdmittedCharge(Struct, array_like=True, frozen=True):
 
 
 class AdmittedAsk(Struct, array_like=True, frozen=True):
-    """The fields that the rows of equal plain asks share.
+    """The fields that the rows of equal ordinary asks share.
 
     Attributes:
         at_ms: the caller's time; None with the store's clock, whose time each admission has.
@@ -78,7 +78,7 @@ class AdmittedAsk(Struct, array_like=True, frozen=True):
 
 
 class Admissions(Struct, array_like=True, frozen=True):
-    """The plain admissions of a batch, each ask once.
+    """The ordinary admissions of a batch, each ask once.
 
     Attributes:
         more_as_rows: at most how many more bytes the batch would have if each row had its own ask.
@@ -135,17 +135,17 @@ def with_rows(batch: OldBatch) -> Batch:
     """
     admissions = batch.admissions
     if admissions is None:
-        return _plain(batch, batch.quotas, batch.rows)
+        return _as_batch(batch, batch.quotas, batch.rows)
     quotas = list(batch.quotas)
     try:
         equals = list(_equals(admissions, quotas))
         rows = list(_rows(batch.rows, admissions, equals))
     except (IndexError, ValueError, MsgspecError, struct.error) as error:
         raise InconsistentError(f"its admissions do not fit together: {error}") from error
-    return _plain(batch, quotas, rows)
+    return _as_batch(batch, quotas, rows)
 
 
-def _plain(batch: OldBatch, quotas: list[LoggedQuota], rows: list[Row]) -> Batch:
+def _as_batch(batch: OldBatch, quotas: list[LoggedQuota], rows: list[Row]) -> Batch:
     """Return a batch that has all rows as rows."""
     head = batch.version, batch.id, batch.node, batch.sent_ms
     return Batch(*head, quotas, rows, batch.secret, batch.siblings)

@@ -100,19 +100,19 @@ class Compactor:
         whole = [file for file in files if readable(file.base_name)]
         if len(whole) < 2:
             return []
-        held: set[str] = set()
+        merged_names: set[str] = set()
         known: set[str] = set()
         for file in whole:
             if file.base_name.startswith(MERGED) and (names := self._holds(file)) is not None:
                 known.add(file.base_name)
-                held |= names
+                merged_names |= names
                 for source in whole:
                     if source.base_name in names and self._stayed(file, now_ms):
                         self._folder.remove(source.path)
         return [
             file
             for file in whole
-            if file.base_name not in held
+            if file.base_name not in merged_names
             and file.size < self._large
             and (file.base_name in known or self._holds(file) is not None)
         ]

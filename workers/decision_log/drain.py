@@ -78,7 +78,7 @@ class Drain:
         self._limits = limits
         self._clock = clock
         self._pauses_s = pauses_s
-        self._held: list[StreamEntry] = []
+        self._taken: list[StreamEntry] = []
         self._rows = self._packed = 0
         self._largest = 0
         """The largest entry so far; an estimate for how many more fit."""
@@ -121,7 +121,7 @@ class Drain:
         for _ in range(2):  # the lot being written, and the one collected behind it
             if self.error:  # an object store that is away takes a dozen seconds to fail
                 break
-            if self._flush is None and self._held:
+            if self._flush is None and self._taken:
                 self._begin()
             if self._flush is not None:
                 await self._write(self._flush)
@@ -134,25 +134,25 @@ class Drain:
 
     @property
     def _due_in_s(self) -> float:
-        return self._since + self._limits.age_s - self._clock() if self._held else math.inf
+        return self._since + self._limits.age_s - self._clock() if self._taken else math.inf
 
     async def _take(self) -> None:
         fit = (self._limits.packed - self._packed) // self._largest if self._largest else FIRST_AT_ONCE
         count = max(1, min(fit, MOST_AT_ONCE))
         due_ms = WAIT_MS if self._flush else self._due_in_s * 1000
         found = await self._stream.read(count, round(max(min(due_ms, WAIT_MS), 1)))
-        if found and not self._held:
+        if found and not self._taken:
             self._since = self._clock()
         for entry in found:
-            self._held.append(entry)
+            self._taken.append(entry)
             self._rows += max(entry.rows, 1)
             size = size_as_rows(entry.packed)
             self._packed += size
             self._largest = max(self._largest, size)
 
     def _begin(self) -> None:
-        self._flush = Flush(self._held, f"{self._held[0].id.decode()}-{secrets.token_hex(4)}")
-        self._held = []
+        self._flush = Flush(self._taken, f"{self._taken[0].id.decode()}-{secrets.token_hex(4)}")
+        self._taken = []
         self._rows = self._packed = 0
 
     async def _write(self, flush: Flush) -> None:

@@ -73,7 +73,7 @@ async def run(
     try:
         while not stop.is_set():
             try:
-                await worker.turn(stop)
+                await worker.contend(stop)
             except Exception:
                 log.exception("decision log writer failed unexpectedly and restarts")
                 await wait(stop, AFTER_SURPRISE_S)
@@ -98,7 +98,7 @@ class Worker:
         self._compactor = Compactor(folder, stay_s=times.stay)
         self._upkeep_failed = ""
 
-    async def turn(self, stop: asyncio.Event) -> None:
+    async def contend(self, stop: asyncio.Event) -> None:
         """Lead until stopped or the lease is lost, if nobody else leads; otherwise wait for a while."""
         try:
             leads = await self._lease.acquire() is not None
@@ -111,17 +111,17 @@ class Worker:
         over = asyncio.Event()
         drain = Drain(StreamReader(self._client), self._folder, self._limits)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hold(stop, over))
+            tasks.create_task(self._keep_lease(stop, over))
             tasks.create_task(self._report(drain, over))
-            tasks.create_task(self._look_after(drain, over))
+            tasks.create_task(self._maintain(drain, over))
             await drain.run(over)
         if stop.is_set():
             await drain.finish()
             with contextlib.suppress(StoreError):
                 await self._lease.release()
 
-    async def _hold(self, stop: asyncio.Event, over: asyncio.Event) -> None:
-        """Renew the lease until it is lost or the worker stops; then set ``over``."""
+    async def _keep_lease(self, stop: asyncio.Event, over: asyncio.Event) -> None:
+        """Keep the lease until it is lost or the worker stops; then set ``over``."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._times.lease
         while not stop.is_set():
@@ -147,10 +147,10 @@ class Worker:
                 drain.failures -= failures
             await wait(over, SEEN_EVERY_S)
 
-    async def _look_after(self, drain: Drain, over: asyncio.Event) -> None:
+    async def _maintain(self, drain: Drain, over: asyncio.Event) -> None:
         """Merge small files, remove old ones, and write batches that an older writer could not read.
 
-        Any failure is retried at the next turn, and never stops the writing.
+        Any failure is retried after a pause, and never stops the writing.
         """
         begins = True
         clock = asyncio.get_running_loop().time

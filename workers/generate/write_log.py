@@ -34,7 +34,7 @@ BATCHES_AT_ONCE: Final = 200
 ORDER_OF_A_CALL: Final = 128
 """The growth of the order in a microsecond, as in the store's order."""
 
-LOOK_EVERY_S: Final = 0.2
+POLL_EVERY_S: Final = 0.2
 WHO: Final = "quotagate generate"
 
 
@@ -97,7 +97,7 @@ def _write_all(order: Order, log: Path, truth: Path, progress: Callable[[int], N
     try:
         while any(program.is_alive() for program in parts):
             for program in parts:
-                program.join(LOOK_EVERY_S / len(parts))
+                program.join(POLL_EVERY_S / len(parts))
             progress(sum(done[:]))
             if any(program.exitcode for program in parts):
                 break

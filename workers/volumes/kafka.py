@@ -42,7 +42,7 @@ class KafkaSource:
     """Observes the volumes of a Kafka cluster.
 
     Each observation opens new connections. Keeping them would save about 20 ms, but new ones have no state of
-    a broker that hung, moved or was replaced, and they use renewed certificates.
+    a broker that hung, moved or was replaced, and they use the newest certificates.
 
     Raises:
         ValueError: a property or the bootstrap is invalid; the text begins with the variable's name.
@@ -68,7 +68,7 @@ class KafkaSource:
         # A bootstrap server that hangs must leave time for the rest.
         brokers = await self._describe(within_s / 2)
         left_s = max(0.0, ends - time.monotonic())
-        answers = await asyncio.gather(*(self._look(broker, left_s) for broker in brokers))
+        answers = await asyncio.gather(*(self._volumes_of(broker, left_s) for broker in brokers))
         volumes: list[Volume] = []
         silent = {}
         for broker, answer in zip(brokers, answers, strict=True):
@@ -101,7 +101,7 @@ class KafkaSource:
             await asyncio.gather(*asked, return_exceptions=True)
         raise ObservationError("; ".join(f"{server}: {refused[server]}" for server in self._bootstrap))
 
-    async def _look(self, broker: BrokerAddress, within_s: float) -> Sequence[Volume] | str:
+    async def _volumes_of(self, broker: BrokerAddress, within_s: float) -> Sequence[Volume] | str:
         """A broker's volumes, or why they are unknown."""
         call = partial(_describe_volumes, self._configuration, broker)
         try:

@@ -32,7 +32,7 @@ LEASE_FRACTION: Final = 0.6
 MIN_LEASE_S: Final = 0.6
 MAX_LEASE_S: Final = 10.0
 BEATS_PER_LEASE: Final = 3
-"""How often the lease is renewed, or requested, during its length."""
+"""How often the lease is extended, or requested, during its length."""
 
 OBSERVE_FRACTION: Final = 0.8
 """The fraction of an interval that an observation may take, so that it ends before the next is due."""

@@ -99,7 +99,7 @@ class AskInProgress:
         self.answer: Answer | None = None
         self.error: Exception | None = None
         self.is_refused: bool | None = None
-        self.last_phase = Phase.LOOK
+        self.last_phase = Phase.PEEK
         self.undone: tuple[Undone, ...] = ()
         self.earlier = earlier
 
@@ -219,13 +219,13 @@ class ClusterGatherer(Gathering):
         await self._cluster.refresh()
         while self._starting:
             await asyncio.wait(self._starting)
-        self._look_again()
+        self._combine_findings()
         if not self._primaries:
             log.warning("the cluster is not available", why=str(self._cluster.error))
             self._watch_soon()
 
     def _watch_soon(self) -> None:
-        """Look for the primaries again, until there are some."""
+        """Search for the primaries, until there are some."""
         self._start(self._watch(), "find the primaries")
 
     async def _watch(self) -> None:
@@ -244,7 +244,7 @@ class ClusterGatherer(Gathering):
             await primary.store.close()
 
     def _begin(self, store: PrimaryStore) -> None:
-        metrics = cast("Metrics", _PrimaryMetrics(self._metrics, self._look_again))
+        metrics = cast("Metrics", _PrimaryMetrics(self._metrics, self._combine_findings))
         circuit = Circuit(store, metrics)
         self._primaries[store.address] = ConnectedPrimary(
             store, circuit, Gatherer(circuit, **self._gathering)
@@ -254,7 +254,7 @@ class ClusterGatherer(Gathering):
     def _end(self, store: PrimaryStore) -> None:
         primary = self._primaries.pop(store.address)
         self._start(self._leave(primary), "leave a primary")
-        self._look_again()
+        self._combine_findings()
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a task that ``stop`` cancels."""
@@ -268,7 +268,7 @@ class ClusterGatherer(Gathering):
         await primary.circuit.stop()
         await primary.store.close()
 
-    def _look_again(self) -> None:
+    def _combine_findings(self) -> None:
         """Combine the findings of the examinations."""
         found = {fault.name: fault for each in self._primaries.values() for fault in each.circuit.faults}
         away = [each.circuit.error for each in self._primaries.values() if each.circuit.error is not None]
@@ -462,7 +462,7 @@ class ClusterGatherer(Gathering):
                 group.on_behalf_of,
                 group.since if is_first else monotonic(),
             )
-            if len(asks) > 1 or any(each.last_phase != Phase.LOOK or each.is_single for each in asks):
+            if len(asks) > 1 or any(each.last_phase != Phase.PEEK or each.is_single for each in asks):
                 subgroup.is_accounting = (
                     True  # it is neither dropped nor shed: parts of the request may be charged
                 )
@@ -495,24 +495,24 @@ class ClusterGatherer(Gathering):
 def segments(running: Sequence[AskInProgress]) -> Iterator[list[AskInProgress]]:
     """Begin asks; start a new segment where one would be charged before an earlier ask to the same bucket.
 
-    A lease also starts one if its look would come before an earlier ask's charge or settlement of a bucket.
+    A lease also starts one if its peek would come before an earlier ask's charge or settlement of a bucket.
     """
     segment: list[AskInProgress] = []
     last: dict[bytes, Phase] = {}
     for each in running:
         keys = _keys_of(each.plan)
-        earliest = max((last.get(key, Phase.LOOK) for key in keys), default=Phase.LOOK)
+        earliest = max((last.get(key, Phase.PEEK) for key in keys), default=Phase.PEEK)
         if each.is_single:
             each.phases = dict.fromkeys(keys, earliest)
         else:
             each.phases = _phases_of(each.plan, each.slots)
             is_lease = each.plan.mode == "hold"
             if any(
-                (Phase.LOOK if is_lease else each.phases[key]) < last.get(key, Phase.LOOK) for key in keys
+                (Phase.PEEK if is_lease else each.phases[key]) < last.get(key, Phase.PEEK) for key in keys
             ):
                 yield segment
                 segment, last = [], {}
-                earliest = Phase.LOOK
+                earliest = Phase.PEEK
         each.begin(earliest if each.is_single else None)
         last |= each.phases
         segment.append(each)
@@ -523,7 +523,7 @@ def segments(running: Sequence[AskInProgress]) -> Iterator[list[AskInProgress]]:
 def _to_repeat(asks: Sequence[AskInProgress]) -> list[AskInProgress]:
     """The refused asks that might get another answer if all asks were decided strictly in order.
 
-    Either a look refused them before an earlier ask charged the same bucket, or another ask's charge to the
+    Either a peek refused them before an earlier ask charged the same bucket, or another ask's charge to the
     bucket was undone meanwhile.
     """
     undone: dict[bytes, set[int]] = {}
@@ -536,9 +536,9 @@ def _to_repeat(asks: Sequence[AskInProgress]) -> list[AskInProgress]:
         if each.is_refused is False and each.plan.mode != "peek":
             charged |= each.phases.keys()
         elif each.is_refused and each.answer is not None:
-            # an ask of one slot is looked at and charged in one step, in the order of the batch
-            was_looked_at = each.last_phase == Phase.LOOK and not each.is_single
-            is_overtaken = was_looked_at and not charged.isdisjoint(each.phases)
+            # an ask of one slot is peeked at and charged in one step, in the order of the batch
+            was_peeked = each.last_phase == Phase.PEEK and not each.is_single
+            is_overtaken = was_peeked and not charged.isdisjoint(each.phases)
             if is_overtaken or any(undone.get(key, set()) - {each.place} for key in each.phases):
                 again.append(each)
     return again
@@ -566,7 +566,7 @@ def _phases_of(plan: Plan, slots: Sequence[int]) -> dict[bytes, Phase]:
     """The latest phase in which an ask of several slots charges each of its keys."""
     keys = _keys_of(plan)
     if plan.mode == "peek":
-        return dict.fromkeys(keys, Phase.LOOK)
+        return dict.fromkeys(keys, Phase.PEEK)
     groups = _groups_of(plan, slots)
     return {
         key: Phase.HOME if slot == groups.home.slot else Phase.CHARGE

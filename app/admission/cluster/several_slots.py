@@ -1,15 +1,15 @@
-"""Decides one ask whose buckets are in several slots of a cluster: look, charge, home last, undo.
+"""Decides one ask whose buckets are in several slots of a cluster: peek, charge, home last, undo.
 
 A script call takes keys of one slot. So the charges of such an ask are made slot by slot, yet the ask is
 admitted only if all of them are made:
 
-1. *Look*: all slots are peeked at, and the *home* slot is asked for a kept answer. A refusal is the answer.
+1. *Peek*: all slots are peeked at, and the *home* slot is asked for a kept answer. A refusal is the answer.
 2. *Charge* the other slots, each by an atomic check and charge.
 3. *Home* is charged last. It keeps the whole answer.
 4. If 2 or 3 refuse, or home has a kept answer, the charges are *undone* (``app.domain.undo``).
 
-A lease is held in the same way: *look* how much each bucket would grant, *hold* the smallest grant in all of
-them, home last, and *release* the holds if a slot refuses. A release always frees the whole hold
+A lease is held in the same way: *peek* at the grant of each bucket, *hold* the smallest grant in all of them,
+home last, and *release* the holds if a slot refuses. A release always frees the whole hold
 (``app.domain.holds``), so it needs no stamps. If a release fails, the hold lasts until the lease ends.
 
 Asks that cannot be refused, and that keep no answer, are charged everywhere at once. For a slot whose
@@ -47,7 +47,7 @@ HOLD_AGAIN: Final = 3
 class Phase(IntEnum):
     """The phases of an ask, in their order."""
 
-    LOOK = 0
+    PEEK = 0
     CHARGE = 1
     HOME = 2
     UNDO = 3
@@ -85,7 +85,7 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
 
     Args:
         sequential: add delays up as KIP-124 does. Request rates are judged as of the end of the byte delay,
-            so the byte rates are looked at first.
+            so the byte rates are peeked at first.
 
     Yields:
         a phase, and the plans to send at once. Send their results back, in the same order.
@@ -101,9 +101,9 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
         return (yield from _hold(ask))
     if ask.sums and plan.retry is None and (plan.mode == "peek" or _cannot_be_refused(plan)):
         of_bytes = ask.byte_groups()
-        ask.took(of_bytes, (yield Phase.LOOK, ask.parts(of_bytes, mode="peek")))
+        ask.took(of_bytes, (yield Phase.PEEK, ask.parts(of_bytes, mode="peek")))
     if plan.mode == "peek":
-        ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all)))
+        ask.took(ask.all, (yield Phase.PEEK, ask.parts(ask.all)))
         return ask.answer()
     if plan.retry is None and _cannot_be_refused(plan):
         ask.charged(
@@ -118,7 +118,7 @@ def decide(plan: Plan, groups: SlotGroups, *, sequential: bool = False) -> Steps
 def _refund(ask: _Ask) -> Steps:
     """Refund at home first: its kept answer shows whether the refund was made before."""
     home, others = ask.groups
-    (came,) = yield Phase.LOOK, [ask.at_home("refund")]
+    (came,) = yield Phase.PEEK, [ask.at_home("refund")]
     if isinstance(came, Answer) and came.kept is not None:
         return came
     ask.charged((home,), [came])
@@ -130,22 +130,22 @@ def _refund(ask: _Ask) -> Steps:
 
 
 def _charge(ask: _Ask) -> Steps:
-    """Look, charge, home last; undo the charges if a slot refuses or home has a kept answer."""
+    """Peek, charge, home last; undo the charges if a slot refuses or home has a kept answer."""
     plan, (home, others) = ask.plan, ask.groups
     only_kept = plan.mode == "record"  # a record is never refused
-    looks = ask.all
+    peeks = ask.all
     if only_kept:
-        looks = (*(ask.byte_groups() if ask.sums else ()), SlotGroup(home.slot, ()))
-    came = yield Phase.LOOK, [*ask.parts(looks[:-1], mode="peek"), ask.at_home("peek", only_kept=only_kept)]
+        peeks = (*(ask.byte_groups() if ask.sums else ()), SlotGroup(home.slot, ()))
+    came = yield Phase.PEEK, [*ask.parts(peeks[:-1], mode="peek"), ask.at_home("peek", only_kept=only_kept)]
     if isinstance(came[-1], Answer) and came[-1].kept is not None:
         return came[-1]
-    ask.took(looks, came)
+    ask.took(peeks, came)
     home_is_lost = not isinstance(came[-1], Answer)
     if home_is_lost and only_kept:
         ask.took((home,), came[-1:])
-    if ask.sums and ask.is_refused() and not ask.lost:  # the first look knew of no byte delay in other slots
+    if ask.sums and ask.is_refused() and not ask.lost:  # the first peek knew of no byte delay in other slots
         again = tuple(group for group in ask.all if group.places)
-        ask.took(again, (yield Phase.LOOK, ask.parts(again, mode="peek")))
+        ask.took(again, (yield Phase.PEEK, ask.parts(again, mode="peek")))
     if ask.is_over() or (home_is_lost and plan.retry is not None):
         ask.refreshes = True
         yield from ask.write_reckoned()
@@ -171,9 +171,9 @@ def _charge(ask: _Ask) -> Steps:
 
 
 def _hold(ask: _Ask) -> Steps:
-    """Look, hold the smallest grant, home last; release the holds if no lease is granted."""
+    """Peek, hold the smallest grant, home last; release the holds if no lease is granted."""
     home, others = ask.groups
-    ask.took(ask.all, (yield Phase.LOOK, ask.parts(ask.all, mode="look")))
+    ask.took(ask.all, (yield Phase.PEEK, ask.parts(ask.all, mode="peek_hold")))
     ask.would_hold()
     if ask.is_in_vain():
         yield from ask.write_reckoned()
@@ -231,8 +231,8 @@ class _Ask:
         self._held: dict[int, Answer] = {}
         """The answers to the present holds, by slot."""
         self._released: list[Released] = []
-        self._looked_over: set[int] = set()
-        """The charges in whose buckets a look found leases that were over."""
+        self._found_ended: set[int] = set()
+        """The charges in whose buckets a peek found leases that were over."""
         self._is_charged = False
 
     def parts(
@@ -263,10 +263,10 @@ class _Ask:
         )
 
     def at_home(self, mode: str, *, only_kept: bool = False) -> SlotPlan:
-        """The part of the home slot, which looks for the kept answer, and keeps one.
+        """The part of the home slot, which asks for the kept answer, and keeps one.
 
         Args:
-            only_kept: only look for the kept answer.
+            only_kept: only ask for the kept answer.
         """
         home, others = self.groups
         if only_kept:
@@ -299,7 +299,7 @@ class _Ask:
         """Take the results of parts.
 
         Args:
-            wrote: whether the parts were no looks, so that the ended leases that they found are written.
+            wrote: whether the parts were no peeks, so that the ended leases that they found are written.
         """
         for group, slot_result in zip(groups, came, strict=True):
             if isinstance(slot_result, AdmissionError):
@@ -311,7 +311,7 @@ class _Ask:
             else:
                 self.at_ms = max(self.at_ms, slot_result.at_ms)
                 for place, result in zip(group.places, slot_result.results, strict=True):
-                    self.results[place] = result if wrote else self._as_looked_at(place, result)
+                    self.results[place] = result if wrote else self._as_peeked(place, result)
                     self.orders[place] = slot_result.order
                 if slot_result.id_outcomes:
                     self.id_outcomes = slot_result.id_outcomes
@@ -399,13 +399,13 @@ class _Ask:
         return plans
 
     def would_hold(self) -> None:
-        """Note the grant of each bucket in the results of a look."""
+        """Note the grant of each bucket in the results of a peek."""
         for place, (charge, result) in enumerate(zip(self.plan.charges, self.results, strict=True)):
             if not charge.quota.shadow:
                 self.units[place] = result.granted
 
     def held(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
-        """Take the results of holds; a bucket may grant fewer units than the look said, never more."""
+        """Take the results of holds; a bucket may grant fewer units than the peek said, never more."""
         asked = self._least()
         lapsed = [result.remembered for result in self.results]
         self.took(groups, came, wrote=True)
@@ -491,30 +491,30 @@ class _Ask:
                 least[field] = min(least.get(field, granted), granted)
         return least
 
-    def _as_looked_at(self, place: int, result: ChargeResult) -> ChargeResult:
-        """The result of a look; leases that it found ended are counted once their end is written.
+    def _as_peeked(self, place: int, result: ChargeResult) -> ChargeResult:
+        """The result of a peek; leases that it found ended are counted once their end is written.
 
-        A record is never refused: where a limit of 0 refuses the look, the record gets the longest delay.
+        A record is never refused: where a limit of 0 refuses the peek, the record gets the longest delay.
         """
         if self.plan.mode == "record" and result.outcome == "reject":
             longest = self.plan.charges[place].quota.longest_delay_ms
             result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, given=0.0)
         if not result.lapsed or self.plan.charges[place].quota.algorithm == "producer_ids":
             return result
-        self._looked_over.add(place)
+        self._found_ended.add(place)
         return structs.replace(result, remembered=0.0)
 
     def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
-        """Write changes that a look only computes: times moved back with a clock, and ended leases.
+        """Write changes that a peek only computes: times moved back with a clock, and ended leases.
 
-        Otherwise each look would take its own time for the last charge's, and the bucket would never age.
+        Otherwise each peek would take its own time for the last charge's, and the bucket would never age.
         """
         groups = []
         for group in self.all:
             places = tuple(
                 place
                 for place in group.places
-                if place in self._looked_over or self.results[place].correction == MOVED_BACK
+                if place in self._found_ended or self.results[place].correction == MOVED_BACK
                 if self.plan.charges[place].quota.algorithm != "producer_ids"  # they are refreshed
             )
             if places:

@@ -92,7 +92,7 @@ class Circuit:
         if self.error is not None:
             loop.call_soon(done, self.error)
             return
-        began = monotonic()  # the loop's clock shows when the turn began
+        began = monotonic()  # the loop's clock shows when its iteration began
 
         def came(answers: list[Answer] | Exception) -> None:
             seconds = monotonic() - began

@@ -42,11 +42,11 @@ MAX_PARTS: Final = 32
 
 CLOSE_WITHIN_S: Final = 1.0
 
-LOOK_AGAIN_S: Final = 0.005
-"""How long to wait before looking again, when a reply is waiting to be read or the call was not sent yet."""
+CHECK_AGAIN_S: Final = 0.005
+"""How long to wait before checking again, when a reply is waiting to be read or the call was not sent yet."""
 
 OVERDUE_S: Final = 0.05
-"""A look that is later than this was delayed by a pause of the machine, which delayed the store too."""
+"""A check that is later than this was delayed by a pause of the machine, which delayed the store too."""
 
 AFTER_DELAY_S: Final = 0.02
 """How long the store may take to reply after such a pause."""
@@ -152,7 +152,7 @@ class Gatherer(Gathering):
         self._queue = Queue()
         """Groups served by fair turns; while there are any, those in ``_arrived`` join them at each call."""
         self._is_calling = False
-        """Whether a call is in progress, or leaves in this turn of the event loop."""
+        """Whether a call is in progress, or leaves in this iteration of the event loop."""
         self._ended: asyncio.Future[None] | None = None
         """Done when nothing waits any more; only while this closes."""
         self._is_closed = False
@@ -161,7 +161,7 @@ class Gatherer(Gathering):
         self._stretch = 1.0
         """Patience for the current call as a multiple of the usual: 1,000 ids are the work of five calls."""
         self._was_delayed = False
-        """Whether a look in the current call came too late to judge the store."""
+        """Whether a check in the current call came too late to judge the store."""
         self.is_late = False
         """Whether the store has been silent for too long during the current call."""
 
@@ -224,12 +224,12 @@ class Gatherer(Gathering):
             self._ended = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._ended}, timeout=CLOSE_WITHIN_S)
         self._is_closed = True
-        self._stop_looking()
+        self._stop_checking()
         self._patience.close()
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send the next call, if anything waits."""
-        now = monotonic()  # the loop's clock shows when the turn began
+        now = monotonic()  # the loop's clock shows when its iteration began
         parts = [] if self._is_closed else self._next_call(now)
         if not parts:
             self._is_calling = False
@@ -239,7 +239,7 @@ class Gatherer(Gathering):
         self._in_call = parts
         began = self._patience.begin(now)
         self._was_delayed = False
-        self._look_in(self._patience.budget_s * self._stretch, began, loop)
+        self._check_in(self._patience.budget_s * self._stretch, began, loop)
         plans = [plan for group, start, end in parts for plan in group.plans[start:end]]
         self._store.ask(plans, partial(self._received, loop, parts, len(plans)))
 
@@ -314,7 +314,7 @@ class Gatherer(Gathering):
         answers: list[Answer] | Exception,
     ) -> None:
         """Give each group its answers, after the next call has been sent."""
-        self._stop_looking()
+        self._stop_checking()
         self._in_call, self.is_late = [], False
         if isinstance(answers, ShortageError):
             self._wait_for_resources(parts, answers, loop)
@@ -364,25 +364,25 @@ class Gatherer(Gathering):
 
     # The silence of the store
 
-    def _look_in(self, seconds: float, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_in(self, seconds: float, began: Moment, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + seconds
-        self._timer = loop.call_at(due, self._look, began, due, loop)
+        self._timer = loop.call_at(due, self._check_silence, began, due, loop)
 
-    def _stop_looking(self) -> None:
+    def _stop_checking(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, began: Moment, due: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_silence(self, began: Moment, due: float, loop: asyncio.AbstractEventLoop) -> None:
         """Check the silence of the store, and fall back or give the call up if it is too long."""
         now = loop.time()
         since = self._store.silent_since()
         if since is None:
-            self._look_in(LOOK_AGAIN_S, began, loop)
+            self._check_in(CHECK_AGAIN_S, began, loop)
             return
         if now - due > OVERDUE_S and not self._was_delayed:
             self._was_delayed = True  # once in a call, so that a busy loop still notices a hung store
-            self._look_in(AFTER_DELAY_S, began, loop)
+            self._check_in(AFTER_DELAY_S, began, loop)
             return
         silent_s = now - since
         patience_s = self._patience.lasts_s(began, self._patience.now(monotonic())) * self._stretch
@@ -395,9 +395,9 @@ class Gatherer(Gathering):
                 patience_ms=round(patience_s * 1000),
             )
             self._answer_all_without_store()
-            self._look_in(self._timeout_s - silent_s, began, loop)
+            self._check_in(self._timeout_s - silent_s, began, loop)
         else:
-            self._look_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
+            self._check_in(min(patience_s - silent_s, self._patience.budget_s), began, loop)
 
     def _answer_all_without_store(self) -> None:
         """Answer all waiting asks without the store; their records and refunds are still sent."""

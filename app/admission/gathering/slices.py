@@ -1,9 +1,9 @@
 """Long work on the event loop in slices of 2 ms, by fair turns, so that no request blocks the others.
 
 Decoding and planning a large body takes up to tens of milliseconds. Such work is written as a generator that
-yields between steps. One turn of the loop spends at most 2 ms on work that waits, and at most 2 ms more on
-new work of callers that have nothing waiting: short work is therefore done at once. A slice is exceeded only
-by its last step.
+yields between steps. An iteration of the loop spends at most 2 ms on work that waits, and 2 ms more on new
+work of callers that have nothing waiting: short work is therefore done at once. A slice is exceeded only by
+its last step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Work = Generator[None, None, T]
 """Work that can be interrupted at each ``yield`` and resumed later; its return value is the result."""
 
 SLICE_S: Final = 0.002
-"""Time per turn of the event loop for waiting work, and again for new work of callers without any."""
+"""Time per iteration of the event loop for waiting work, and again for new work of callers without any."""
 
 STRIDE: Final = 32
 """How many asks of a batch are read, planned or answered in one step."""
@@ -69,7 +69,7 @@ class SlicedJob(NamedTuple):
 
 
 class Slices:
-    """Runs work at once while the turn of the loop has time left for it, and otherwise in slices.
+    """Runs work at once while the iteration of the loop has time left for it, and otherwise in slices.
 
     Args:
         slice_s: the length of a slice.
@@ -96,7 +96,7 @@ class Slices:
         """
         loop = asyncio.get_running_loop()
         if self._has_time(turn):
-            self._schedule_turn(loop)
+            self._schedule_slice(loop)
             began = self._clock()
             until = began + self._slice_s
             try:
@@ -110,7 +110,7 @@ class Slices:
             finally:
                 self._used_s += self._clock() - began
         future: asyncio.Future[T] = loop.create_future()
-        self._schedule_turn(loop)
+        self._schedule_slice(loop)
         self._turns.of(turn).append(SlicedJob(work, future))
         try:
             return await future
@@ -118,20 +118,20 @@ class Slices:
             del future  # an error refers to this frame: with the future it would be a cycle that keeps a body
 
     def _has_time(self, turn: str) -> bool:
-        """Return whether this turn of the loop has time left for new work of a caller."""
+        """Return whether this iteration of the loop has time left for new work of a caller."""
         most_s = 2 * self._slice_s if self._turns else self._slice_s
         return self._used_s < most_s and self._turns.waiting(turn) is None
 
-    def _schedule_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Schedule the next turn of the loop, which starts with a fresh slice."""
+    def _schedule_slice(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Schedule the next iteration of the loop, which starts with a fresh slice."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            loop.call_soon(self._next_turn, loop)
+            loop.call_soon(self._next_slice, loop)
 
-    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _next_slice(self, loop: asyncio.AbstractEventLoop) -> None:
         self._used_s, self._is_scheduled = 0.0, False
         if self._turns:
-            self._schedule_turn(loop)
+            self._schedule_slice(loop)
             began = self._clock()
             self._resume(began + self._slice_s)
             self._used_s = self._clock() - began

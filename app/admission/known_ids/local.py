@@ -31,7 +31,7 @@ from app.domain.usage import ids_of
 from app.node.tasks import end, finish
 from app.store.port import Answer, Charge, Mark, Plan, StoreError
 
-LOOK_EVERY_S: Final = 0.25
+POLL_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
 
 GATHER_S: Final = 0.01
@@ -85,7 +85,7 @@ class LocalAnswers:
         self._known = KnownIds() if known is None else known
         self._now_s = now_s
         self._time = StoreTime()
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -148,24 +148,24 @@ class LocalAnswers:
     async def open(self) -> None:
         """Read the marks now, and regularly from then on."""
         if self._mark is not None:
-            await self._look()
-            self._looking = asyncio.create_task(self._look_on(), name="look at the marks of the store")
+            await self._poll()
+            self._polling = asyncio.create_task(self._poll_forever(), name="poll the marks of the store")
 
     async def close(self) -> None:
         """Send the waiting renewals, for at most ``CLOSE_WITHIN_S``, and stop."""
-        await end(self._looking)
+        await end(self._polling)
         await finish(self._renewing, 0 if self._away() else CLOSE_WITHIN_S)
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            await sleep(LOOK_EVERY_S)
+            await sleep(POLL_EVERY_S)
             try:
                 if not self._away():
-                    await self._look()
+                    await self._poll()
             except Exception:
                 log.exception("cannot read the marks of the store")
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         assert self._mark is not None
         sent_ms = self._now_s() * 1000
         try:
@@ -175,7 +175,7 @@ class LocalAnswers:
             return
         if self._time.read(mark.now_ms, sent_ms, self._now_s() * 1000):
             self._known.forget_all()
-        self._known.look(mark.birth, mark.resets)
+        self._known.compare(mark.birth, mark.resets)
         self._metrics.set_known_ids(self._known.ids)
         if self._known.due and self._renewing is None:
             self._renew_soon()

@@ -277,8 +277,8 @@ class KnownIds:
         """Forget everything: the remembered times are invalid."""
         self.reset([*self._buckets])
 
-    def look(self, birth: bytes, resets: int) -> None:
-        """Note the marks of the store: a new birth means that it lost its state.
+    def compare(self, birth: bytes, resets: int) -> None:
+        """Compare the marks of the store with the last ones: a new birth means that it lost its state.
 
         Args:
             birth: empty if it is not known.

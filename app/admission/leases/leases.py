@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec import structs
 
-from app.admission.answers import decided, held, why_by_policy, without_store
-from app.admission.factor import PRODUCE, FactorSource, is_held
+from app.admission.answers import decided, suspend, why_by_policy, without_store
+from app.admission.factor import PRODUCE, FactorSource, is_suspended
 from app.admission.gathering.gatherer import Gathering
 from app.admission.leases.names import LeaseName, seal, unseal
 from app.admission.metrics.metrics import Metrics
@@ -146,9 +146,9 @@ class Leases:
         charges = self._charges(wish)
         restricted(replace(wish, mode="record"), charges, caller.bound_to)
         factor = self._factor.on(wish) if PRODUCE in wish.usage else 1.0
-        if is_held(wish, factor):
+        if is_suspended(wish, factor):
             away = self._away() is not None
-            decision, _ = held(wish, charges, self._factor.hold_ms(wish.at_ms), away=away)
+            decision, _ = suspend(wish, charges, self._factor.suspension_ms(wish.at_ms), away=away)
             return None, decision, charges
         if not charges:
             return None, None, ()

@@ -13,7 +13,7 @@ from app.domain.ask import Ask
 
 SEAL_BYTES: Final = 16
 LONGEST_NAME: Final = 8 * 1024
-"""The longest name in characters that is looked at; five names of 512 bytes fit."""
+"""The longest name in characters that is read; five names of 512 bytes fit."""
 
 Names = tuple[str | None, str | None, str | None, str | None, str | None]
 

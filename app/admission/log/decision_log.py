@@ -37,7 +37,7 @@ from app.store.port import Answer, Charge, StoreError
 Which = Literal["all", "denied", "off"]
 
 SEND_EVERY_S: Final = 0.1
-LOOK_EVERY_S: Final = 1.0
+POLL_EVERY_S: Final = 1.0
 """How often the node reads the status of the log, for its metrics."""
 
 BATCH_BYTES: Final = 64 * 1024
@@ -80,7 +80,7 @@ class DecisionLog(Recorder):
     """Records decisions and sends them to the store.
 
     Args:
-        which: all decisions; all but plain admissions, plus the outcomes of ids; or none.
+        which: all decisions; all but ordinary admissions, plus the outcomes of ids; or none.
         node: the name of this process, and of no other.
         secret: returns the deployment's hash secret.
         now_ms: the store's time, as this node knows it.
@@ -89,7 +89,7 @@ class DecisionLog(Recorder):
 
     Attributes:
         dropped: rows that could not be logged, for lack of room or another reason.
-        log_status: the status of the log at the last look; None before the first.
+        log_status: the status of the log at the last poll; None before the first.
     """
 
     def __init__(
@@ -121,20 +121,22 @@ class DecisionLog(Recorder):
         self._unreported: Counter[str] = Counter()
         """Dropped rows, by reason, that no row of the log reports yet."""
         self._sending: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._troubles: set[str] = set()
 
     async def open(self) -> None:
         """Begin to send batches."""
         if not self._off:
             self._sending = asyncio.create_task(self._send_on(), name="send the decision log")
-            self._looking = asyncio.create_task(self._look_on(), name="look at the decision log")
+            self._polling = asyncio.create_task(
+                self._poll_forever(), name="poll the status of the decision log"
+            )
 
     async def close(self) -> None:
         """Send the waiting rows, within a time limit, and stop."""
         if self._sending is None:
             return
-        await end(self._looking)
+        await end(self._polling)
         await end(self._sending)
         try:
             async with asyncio.timeout(CLOSE_WITHIN_S):
@@ -155,12 +157,12 @@ class DecisionLog(Recorder):
             for each in answer.tries[1:]:
                 self.refreshed(planned, each)
         decision = planned.decision
-        is_plain = (
+        is_ordinary = (
             decision.decision == "admit"
             and decision.source != "fallback"
             and not any(map(_differs_in_shadow, verdicts))
         )
-        if self._all or not is_plain:
+        if self._all or not is_ordinary:
             at_ms = self._at_ms(planned.ask, answer, planned.known)
             self._take(DecisionEntry("decision", at_ms, planned, answer, verdicts, failure))
         elif answer is not None and answer.id_outcomes:
@@ -266,7 +268,7 @@ class DecisionLog(Recorder):
         is_new = page is None or page.size >= BATCH_BYTES
         if page is None or is_new:
             page = LogPage(self._secret(), plain_ids=self._plain_ids)
-        before = page.held
+        before = page.memory
         try:
             page.add(entry)
         except Exception:
@@ -275,7 +277,7 @@ class DecisionLog(Recorder):
         if len(page):  # a batch without rows would be taken for a missing one
             if is_new:
                 self._waiting.append(page)
-            self._bytes += page.held - before
+            self._bytes += page.memory - before
 
     def _drop(self, rows: int, why: str) -> None:
         self.dropped += rows
@@ -301,7 +303,7 @@ class DecisionLog(Recorder):
             except Exception:
                 log.exception("decision log send failed unexpectedly")  # and is tried again
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             if not self._away():
                 try:
@@ -310,7 +312,7 @@ class DecisionLog(Recorder):
                     pass  # the last status stays
                 except Exception:
                     log.exception("decision log status failed unexpectedly")  # and is tried again
-            await sleep(LOOK_EVERY_S)
+            await sleep(POLL_EVERY_S)
 
     async def _send(self, *, only_full: bool = False) -> None:
         """Send all waiting rows; a batch whose sending was interrupted goes first, unchanged.
@@ -334,7 +336,7 @@ class DecisionLog(Recorder):
         """Return a batch of the waiting rows."""
         if self._waiting:
             page = self._waiting.popleft()
-            self._bytes -= page.held
+            self._bytes -= page.memory
         else:
             page = LogPage(self._secret(), plain_ids=self._plain_ids)
         reported, self._unreported = self._unreported, Counter()

@@ -128,7 +128,7 @@ class LogPage:
         """Packed, one after the other."""
         self._places: dict[tuple[int, str], int] = {}
         self._equals: dict[tuple[Quota, str, str, str], int] = {}
-        self._held: list[CompiledQuota] = []
+        self._kept_alive: list[CompiledQuota] = []
         """Keeps the quotas of these places alive, so that no other object gets the ``id`` of one."""
         self._keys_bytes = 0
 
@@ -141,7 +141,7 @@ class LogPage:
         return len(self._rows) + len(self._quotas)
 
     @property
-    def held(self) -> int:
+    def memory(self) -> int:
         """How many bytes of memory it takes, by estimate: a growing array has room for half as much again."""
         return self.size * 3 // 2 + self._keys_bytes
 
@@ -193,7 +193,7 @@ class LogPage:
             flags,
             dict(ask.usage),
             self._digests(ask, ids) if ids else b"",
-            plain_texts(ids) if self._plain_ids else None,
+            id_texts(ids) if self._plain_ids else None,
             _OUTCOME[decision.decision],
             decision.throttle_ms,
             decision.applied,
@@ -239,7 +239,7 @@ class LogPage:
             principal=ask.principal,
             mode=ask.mode,
             ids=self._digests(ask, ids),
-            plain_ids=plain_texts(ids) if self._plain_ids else None,
+            plain_ids=id_texts(ids) if self._plain_ids else None,
             source="store",
             verdicts=verdicts,
         )
@@ -286,7 +286,7 @@ class LogPage:
             fields = quota_fields(compiled.quota, compiled.entity, bucket)
             _pack(LoggedQuota(**fields, applied_as=compiled.enforcement), self._quotas)
             place = self._places[key] = self._equals[equal] = len(self._equals)
-            self._held.append(compiled)
+            self._kept_alive.append(compiled)
             self._keys_bytes += QUOTA_BYTES + len(bucket)
         return place
 
@@ -309,7 +309,7 @@ def _array(items: int, packed: bytearray) -> Raw:
     return Raw(b"\xdd" + items.to_bytes(4, "big") + packed)
 
 
-def plain_texts(ids: Sequence[int | str]) -> list[str] | None:
+def id_texts(ids: Sequence[int | str]) -> list[str] | None:
     """Return ids as they were asked for; None without ids."""
     return [str(one) for one in ids] if ids else None
 
@@ -318,7 +318,7 @@ def _answer(entry: DecisionEntry) -> bytes:
     """Return the store's answer as received, or one made from verdicts, without the node's own verdict."""
     planned, answer = entry.planned, entry.answer
     if answer is not None and not answer.results:
-        answer = None  # only a kept answer was looked for
+        answer = None  # only a kept answer was wanted
     if answer is not None and answer.packed and answer.earlier is None and not by_policy_in(answer):
         return answer.packed
     verdicts = (entry.verdicts or verdicts_of(planned, answer))[planned.alone :]

@@ -1,4 +1,4 @@
-"""The counts of one process: plain numbers, cheap to count and to add up over processes.
+"""The counts of one process: numbers, cheap to count and to add up over processes.
 
 A gauge has one entry per label set, for instance per bucket. The 1,000 most active are shown and the others
 combined as ``other``; at 4,000 entries the least active are forgotten.

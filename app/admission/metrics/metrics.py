@@ -1,4 +1,4 @@
-"""Counts decisions and events as plain numbers, and renders them for Prometheus at scrape time.
+"""Counts decisions and events as numbers, and renders them for Prometheus at scrape time.
 
 Each API process counts for itself and writes its counts every second to a folder that all share. A scrape of
 any process adds up the folder

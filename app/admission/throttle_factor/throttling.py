@@ -30,10 +30,10 @@ from app.domain.volumes import (
     after_missed_pushes,
     after_observation,
     factor_in_force,
-    hold_ms,
     missed_pushes,
     scaled_quota,
     start_state,
+    suspension_ms,
 )
 from app.node.tasks import end
 from app.store.port import StoreError
@@ -42,7 +42,7 @@ from app.store.volumes import Reading, VolumeRecord, change
 T = TypeVar("T")
 
 FOLLOW_EVERY_S: Final = 0.25
-HELD_MODES: Final = frozenset({"admit", "peek"})
+SUSPENDED_MODES: Final = frozenset({"admit", "peek"})
 """The modes that the factor applies to; records are for work already done, and refunds give back."""
 
 log: Final = structlog.get_logger("quotagate.volumes")
@@ -71,7 +71,7 @@ class Throttling(FactorSource):
         self._away = away
         self._record = record
         self._callers = callers
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         """Serialises reads and writes, so that a read cannot overwrite a later state with an older one."""
         self._state: FactorState | None = None
         self._late: tuple[FactorState, int, FactorState] | None = None
@@ -103,7 +103,7 @@ class Throttling(FactorSource):
         """Return the factor for an ask; 1 if the factor does not apply to it."""
         if self._state is None and self._drill is None and not self.rules.observes:
             return 1.0
-        if ask.mode not in HELD_MODES or ask.principal in self.rules.excluded:
+        if ask.mode not in SUSPENDED_MODES or ask.principal in self.rules.excluded:
             return 1.0
         return self.at(ask.at_ms).factor
 
@@ -113,15 +113,15 @@ class Throttling(FactorSource):
             return quota.limit
         return scaled_quota(quota, factor).limit if factor else 0.0
 
-    def hold_ms(self, at_ms: int | None) -> int:
+    def suspension_ms(self, at_ms: int | None) -> int:
         """Return how long an ask to produce must wait while the factor is 0."""
-        return hold_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
+        return suspension_ms(self.at(at_ms).next_check_ms, self.now_ms(at_ms), self.rules)
 
     def status(self, at_ms: int | None = None) -> ThrottlingStatus:
         """Return the factor and the volumes now, or at a caller's time."""
         now_ms, found = self.now_ms(at_ms), self.at(at_ms)
         drill = self._drill_as_of(at_ms)
-        drill = drill if drill and drill.holds(now_ms) else None
+        drill = drill if drill and drill.is_active(now_ms) else None
         if at_ms is None:
             self._note()
         return ThrottlingStatus(now_ms, self.rules, found, self._state, drill, self._fallbacks)
@@ -132,7 +132,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer.
         """
-        async with self._turn:
+        async with self._lock:
             self._take(await self._record.read())
 
     async def push(self, seen: Observation, at_ms: int | None) -> None:
@@ -165,7 +165,7 @@ class Throttling(FactorSource):
             state = self._state or start_state(now_ms, self.rules)
             return await to_thread(follow, state, by, now_ms, self.rules)
 
-        async with self._turn:
+        async with self._lock:
             outcome, state = await change(self._record, judged)
             if outcome != "written":
                 raise StoreError("contention", "other writers keep changing the record of volumes")
@@ -178,7 +178,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer; the drill may have begun.
         """
-        async with self._turn:
+        async with self._lock:
             await self._record.begin_drill(drill, self.now_ms())
             self._drill = drill
             self._note()
@@ -189,7 +189,7 @@ class Throttling(FactorSource):
         Raises:
             StoreError: the store did not answer; the drill may have ended.
         """
-        async with self._turn:
+        async with self._lock:
             await self._record.end_drill()
             self._drill = None
             self._note()
@@ -237,8 +237,8 @@ class Throttling(FactorSource):
     async def _follow_once(self) -> None:
         """Read the record, create it if it is missing, and note a changed factor."""
         try:
-            async with self._turn:
-                await self._look()
+            async with self._lock:
+                await self._poll()
         except StoreError as error:
             log.debug("cannot read the record of volumes", why=str(error))
             self._begin()
@@ -246,7 +246,7 @@ class Throttling(FactorSource):
             log.exception("following the throttle factor failed")
         self._note()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         reading = await self._record.read()
         self._take(reading)
         self._begin()

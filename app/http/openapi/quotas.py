@@ -168,8 +168,8 @@ def _patch(row: QuotaKey) -> Schema:
 
 def _or_default(schema: Schema) -> Schema:
     """Return the schema of a field in a merge patch, where null means its default."""
-    plain = {name: value for name, value in schema.items() if name != "description"}
-    return or_null(plain, f"{schema['description']} null: the default.")
+    undescribed = {name: value for name, value in schema.items() if name != "description"}
+    return or_null(undescribed, f"{schema['description']} null: the default.")
 
 
 def _by_key(schemas: Mapping[str, Schema], **more: Any) -> Schema:

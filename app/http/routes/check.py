@@ -21,7 +21,7 @@ from app.http.check_question import Callers, Sources, invalid, read_query
 from app.http.head import EXPECT, HeadFields, RequestHead, head_of
 from app.http.problems import retry_ms
 from app.http.ratelimit import decision_fields
-from app.http.server.hot import HttpAnswer, PlainRoute, Then, is_gone_of
+from app.http.server.hot import HotRoute, HttpAnswer, Then, is_gone_of
 from app.http.wire import encode_decision
 
 PATH: Final = "/v1/check"
@@ -133,7 +133,7 @@ class Check:
         return AskedCheck(ask, what.deny_status)
 
 
-class CheckRoute(PlainRoute):
+class CheckRoute(HotRoute):
     """The route of the check: it takes any method and reads no body."""
 
     def __init__(self, check: Check, access: Access, shed: Callable[[str], None]) -> None:

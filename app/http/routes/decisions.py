@@ -64,7 +64,7 @@ class DecisionRoute(BodyRoute):
         return sender
 
     def begin(self, head: RequestHead, body: bytes, sender: Sender, is_gone: IsGone, then: Then) -> bool:  # noqa: ARG002  the body says everything
-        """Decide a small, plain ask without a coroutine; return False for any other."""
+        """Decide a small, ordinary ask without a coroutine; return False for any other."""
         if len(body) > UNCOUNTED:
             return False
         grant = sender.grant

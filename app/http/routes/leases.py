@@ -29,7 +29,7 @@ from app.http.wire import (
     require_few_values,
 )
 
-RENEW_AFTER: Final = 0.8
+NEXT_AFTER: Final = 0.8
 """After this part of a lease its holder should ask for the next one."""
 
 
@@ -64,7 +64,7 @@ class LeaseRoutes:
             answer = await self._ask(wish, lasting_ms(wish, sent.lease_ms), settlements, sender, is_gone)
         except OutOfBoundsError as outside:
             raise self._access.shared(grant, outside, "/ask") from None
-        renew_ms = max(int(answer.lease_ms * RENEW_AFTER), min(answer.lease_ms, 1))
+        renew_ms = max(int(answer.lease_ms * NEXT_AFTER), min(answer.lease_ms, 1))
         leased = lease_body(answer.decision, answer.name, answer.granted, answer.lease_ms, renew_ms)
         leased.settled = [
             SettledBody(text, ok) for (text, _), ok in zip(sent.settle, answer.settled, strict=True)

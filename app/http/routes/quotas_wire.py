@@ -42,9 +42,9 @@ def unchanged(request: Request, version: int, what: str) -> Response | None:
         ProblemError: 412 for a client that asks for another version.
     """
     conditions = conditions_of(request)
-    if not Conditions(match=conditions.match).hold(version):
+    if not Conditions(match=conditions.match).are_met(version):
         raise stale(f"{what} is at version {version}")
-    if conditions.hold(version):
+    if conditions.are_met(version):
         return None
     return Response(status_code=304, headers={"ETag": etag(version)})
 

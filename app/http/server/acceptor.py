@@ -26,13 +26,13 @@ from each connection."""
 KEEPALIVE_S: Final = 60
 """After this long without a byte the kernel probes whether the other end is still there."""
 AT_ONCE: Final = 16
-"""The most connections that one turn of the event loop accepts, and begins to serve."""
+"""The most connections that one iteration of the event loop accepts, and begins to serve."""
 HANDSHAKES_AT_ONCE: Final = 4
-"""The most TLS handshakes that one turn begins; each takes about a millisecond."""
+"""The most TLS handshakes that one iteration begins; each takes about a millisecond."""
 LAST_S: Final = 0.1
 """How long the connections accepted last before the end of a drain have for their first bytes."""
 ENDED_AT_ONCE: Final = 100
-"""The most connections that one turn ends because their first request is late."""
+"""The most connections that one iteration ends because their first request is late."""
 PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 5.0
 """The first and the longest pause in accepting after the kernel had no room for a connection."""
@@ -110,7 +110,7 @@ class Acceptor:
     async def close(self, wait_s: float = 0.0) -> None:
         """Accept the kernel's backlog, stop listening, and close connections that have no protocol.
 
-        The work is spread over turns of the loop.
+        The work is spread over iterations of the loop.
 
         Args:
             wait_s: how long the connections that were accepted last may take until their first bytes arrive.

@@ -106,36 +106,36 @@ class Connections:
         address with the most is closed for an address with fewer connections.
 
         >>> connections = Connections(3, 2)
-        >>> held = [connections.accept(address, "http", 0.0) for address in ("10.0.0.7", "10.0.0.7")]
+        >>> own = [connections.accept(address, "http", 0.0) for address in ("10.0.0.7", "10.0.0.7")]
         >>> connections.accept("10.0.0.7", "http", 1.0) is None
         True
-        >>> held[0].abort = lambda: print("closed")
+        >>> own[0].abort = lambda: print("closed")
         >>> others = [connections.accept(address, "http", 1.0) for address in ("10.0.0.8", "10.0.0.9")]
         closed
         >>> connections.open, None in others
         (3, False)
         """
         new = ClientConnection(self, address, port, now)
-        held = self._held(new.source)
-        if held >= self._most_of_an_address:
+        own = self._open_of(new.source)
+        if own >= self._most_of_an_address:
             self.refused(port, "address")
             return None
-        if self.open >= self._most and not self.make_room(held):
+        if self.open >= self._most and not self.make_room(own):
             self.refused(port, "process")
             return None
         self.open += 1
-        held = self._held(new.source)  # the closed connection may be of the same address
-        self._recount(new.source, held, held + 1)
+        own = self._open_of(new.source)  # the closed connection may be of the same address
+        self._recount(new.source, own, own + 1)
         self._by_source.setdefault(new.source, {})[new] = self.awaiting_request[new] = None
         return new
 
-    def make_room(self, held: int | None = None) -> bool:
+    def make_room(self, own: int | None = None) -> bool:
         """Close one connection, by the rule of ``accept``; return False if none is closed.
 
         Args:
-            held: how many connections the address has that needs room. A busy connection is closed only if
+            own: how many connections the address has that needs room. A busy connection is closed only if
                 the largest address has at least two more, so that two addresses never take turns. Without
-                ``held``, no busy connection is closed.
+                ``own``, no busy connection is closed.
         """
         if not self._largest:
             return False
@@ -143,7 +143,7 @@ class Connections:
         victim = min(self._by_source[source], key=_idle_since)
         if victim.idle_since == math.inf:
             victim = self._longest_idle() or victim
-        if victim.idle_since == math.inf and (held is None or self._largest < held + 2):
+        if victim.idle_since == math.inf and (own is None or self._largest < own + 2):
             return False
         self.refused(victim.port, "process")
         abort = victim.abort
@@ -163,7 +163,7 @@ class Connections:
                     connection.source, ()
                 ):
                     return connection
-            every = (one for held in self._by_source.values() for one in held)
+            every = (one for own in self._by_source.values() for one in own)
             self._idle = [(one.idle_since, one) for one in every if one.idle_since < math.inf]
             self._idle.sort(key=itemgetter(0), reverse=True)
         return None
@@ -188,14 +188,14 @@ class Connections:
 
     def remove(self, connection: ClientConnection) -> None:
         """Stop counting a connection, unless it is not counted any more."""
-        held = self._by_source.get(connection.source)
-        if held is None or connection not in held:
+        own = self._by_source.get(connection.source)
+        if own is None or connection not in own:
             return
         self.awaiting_request.pop(connection, None)
         self.open -= 1
-        self._recount(connection.source, len(held), len(held) - 1)
-        del held[connection]
-        if not held:
+        self._recount(connection.source, len(own), len(own) - 1)
+        del own[connection]
+        if not own:
             del self._by_source[connection.source]
         # Otherwise it would stay in a cycle with its task or protocol until the collector's next full run.
         connection.abort, connection.time_out = _nothing, None
@@ -203,7 +203,7 @@ class Connections:
         if self._ended % ENDED == 0:
             self.freed()
 
-    def _held(self, source: str) -> int:
+    def _open_of(self, source: str) -> int:
         return len(self._by_source.get(source, ()))
 
     def _recount(self, source: str, before: int, after: int) -> None:

@@ -33,7 +33,7 @@ class RequestDeadline:
     BODY_RATE: ClassVar[float] = 65_536
     """The slowest body in bytes per second."""
 
-    __slots__ = ("_connection", "_held_at", "_loop", "_passed", "_timer", "at", "rings_at")
+    __slots__ = ("_connection", "_loop", "_passed", "_paused_at", "_timer", "at", "rings_at")
 
     def __init__(
         self, connection: ClientConnection, loop: asyncio.AbstractEventLoop, passed: Callable[[], None]
@@ -41,7 +41,7 @@ class RequestDeadline:
         self._connection = connection
         self._loop = loop
         self._passed = passed
-        self._held_at = math.inf  # while the connection is read
+        self._paused_at = math.inf  # while the connection is read
         self.rings_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self.at = 0.0
@@ -81,21 +81,21 @@ class RequestDeadline:
         self.drop()
         self._passed = _nothing
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Stop counting, as nothing is read from the connection now."""
-        self._held_at = min(self._held_at, self._loop.time())
+        self._paused_at = min(self._paused_at, self._loop.time())
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Resume counting: the deadline moves by the time in which nothing was read."""
-        if self._held_at < math.inf:
-            self.at += self._loop.time() - self._held_at
-            self._held_at = math.inf
+        if self._paused_at < math.inf:
+            self.at += self._loop.time() - self._paused_at
+            self._paused_at = math.inf
             if self._connection.idle_since < math.inf:
                 self.set(self.at)
 
     def _ring(self) -> None:
         self._timer, self.rings_at = None, math.inf
-        if self._connection.idle_since < math.inf == self._held_at:
+        if self._connection.idle_since < math.inf == self._paused_at:
             if self._loop.time() < self.at:
                 self.set(self.at)
             else:
@@ -115,7 +115,7 @@ class UnreadDeadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Look later whether the caller has read any of the bytes that wait now."""
+        """Check later whether the caller has read any of the bytes that wait now."""
         self.cancel()
         size = self._transport.get_write_buffer_size()
         self._timer = self._loop.call_later(self.UNREAD_S, self._check, size)

@@ -1,7 +1,7 @@
 """Hot routes: paths in front of FastAPI, whose answers are bytes that a protocol can send.
 
 The head of a request identifies its sender; the answer is made when all of the request is there. Both
-protocols call the same methods: the hot one itself (``hot_protocol.py``), uvicorn's by plain ASGI.
+protocols call the same methods: the hot one itself (``hot_protocol.py``), uvicorn's as ASGI.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class HttpAnswer(Struct, gc=False):
 
 
 Result = PlannedAsk | HttpAnswer | Exception
-"""The result of a request; ``PlainRoute.finish`` makes the answer of it."""
+"""The result of a request; ``HotRoute.finish`` makes the answer of it."""
 Then = Callable[[Result], None]
 
 
 JSON: Final[Fields] = ((b"content-type", b"application/json"),)
 
 
-class PlainRoute(abc.ABC):
-    """One path in plain ASGI.
+class HotRoute(abc.ABC):
+    """A hot route, served as ASGI.
 
     Args:
         shed: called with the cause whenever a request is shed.
@@ -154,7 +154,7 @@ class PlainRoute(abc.ABC):
         return problem_answer(failure(), closes=EXPECT in head.fields)
 
 
-class BodyRoute(PlainRoute):
+class BodyRoute(HotRoute):
     """A path that takes one method, with a body that is counted by the intake, and answers with JSON.
 
     Args:

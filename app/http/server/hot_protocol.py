@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection whose requests are ordinary ones to hot routes.
 
-An ordinary request is a whole HTTP/1.1 request to the plain path of a hot route, with a body of announced
+An ordinary request is a whole HTTP/1.1 request to the unescaped path of a hot route, with a body of announced
 size within the limit. The protocol reads it with httptools' parser, asks the route by a call, and sends the
 answer: there is no scope, no task and no timer for a request. Requests of one connection are answered one
 after the other, and the next one is not parsed before.
@@ -34,7 +34,7 @@ from app.http.peer import name_of
 from app.http.server.connections import ClientConnection
 from app.http.server.deadlines import RequestDeadline, UnreadDeadline
 from app.http.server.drain import DrainState
-from app.http.server.hot import JSON, BodyRoute, Fields, HttpAnswer, PlainRoute, Result
+from app.http.server.hot import JSON, BodyRoute, Fields, HotRoute, HttpAnswer, Result
 from app.http.server.intake import BodyBytes
 from app.http.server.parsing import ParsingTurns
 from app.http.server.protocol import AT_ONCE, MAX_PARAMETERS, PIECE, TOO_SLOW, Protocol
@@ -65,7 +65,7 @@ Making = Coroutine["asyncio.Future[Any] | None", None, HttpAnswer | None]
 
 
 class Outbox:
-    """The answers of one turn of the event loop, over all connections of a process.
+    """The answers of one iteration of the event loop, over all connections of a process.
 
     Each write wakes its receiver. A receiver on this host, or a proxy with many connections, is woken once if
     the answers follow each other closely. With pauses between them it goes to sleep in each, and waking it
@@ -80,7 +80,7 @@ class Outbox:
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
 
     def add(self, transport: asyncio.Transport, answer: bytes, loop: asyncio.AbstractEventLoop) -> None:
-        """Send an answer at the end of this turn."""
+        """Send an answer at the end of this iteration."""
         if not self._waiting:
             loop.call_soon(self.flush)
         self._waiting.append((transport, answer))
@@ -111,7 +111,7 @@ class HttpPort:
 
     def __init__(
         self,
-        hot: Mapping[str, PlainRoute],
+        hot: Mapping[str, HotRoute],
         outbox: Outbox,
         drain: DrainState,
         turns: ParsingTurns,
@@ -144,7 +144,7 @@ class HttpPort:
         general = partial(self.general, config, server_state, app_state, loop, connection=connection)
         return HotProtocol(self, connection, loop, server_state, config.timeout_keep_alive, general)
 
-    def find(self, line: bytes) -> tuple[PlainRoute, str, int, bytes] | None:
+    def find(self, line: bytes) -> tuple[HotRoute, str, int, bytes] | None:
         """Return the route of a request line, its path, the largest ordinary body, and the query.
 
         None if no request with this line is ordinary.
@@ -211,9 +211,9 @@ class HotProtocol(asyncio.Protocol):
         "_fields",
         "_head",
         "_is_first",
-        "_is_held",
         "_is_in_head",
         "_is_last",
+        "_is_read_paused",
         "_is_write_paused",
         "_keep_alive_s",
         "_keeps_alive",
@@ -264,7 +264,7 @@ class HotProtocol(asyncio.Protocol):
         self._phase = IDLE
         self._is_first = True  # whether the first request has not arrived
         self._is_last = False  # whether the next answer ends the connection
-        self._is_held = False  # whether nothing is read
+        self._is_read_paused = False  # whether nothing is read
         self._is_write_paused = False
         self._peer_has_ended = False
         self._unsent: HttpAnswer | None = None  # waits until earlier answers are read
@@ -275,7 +275,7 @@ class HotProtocol(asyncio.Protocol):
         self._keeps_alive: bool | None = None  # whether the head keeps the connection; known once complete
         # The request that is being read or answered
         self._head = _NO_HEAD
-        self._route: PlainRoute
+        self._route: HotRoute
         self._body = bytearray()  # as far as it has arrived, if it comes later than its head
         self._body_left = 0  # how much of its body has not arrived
         self._sender: Sender | None = None  # of a request whose body comes later than its head
@@ -377,7 +377,8 @@ class HotProtocol(asyncio.Protocol):
         """Read up to the end of one request; return whether time ran out before.
 
         Args:
-            until: when time runs out, by ``perf_counter``; 0 outside of a turn, where much data has to wait.
+            until: when time runs out, by ``perf_counter``; 0 outside of the connection's turn: much data then
+                has to wait.
         """
         try:
             while (data := self._data) and self._phase == IDLE and not self._is_write_paused:
@@ -396,7 +397,7 @@ class HotProtocol(asyncio.Protocol):
             self._hand_over()
         if self._phase == IDLE:
             self._wait()
-        if self._is_held or self._phase == QUEUED:
+        if self._is_read_paused or self._phase == QUEUED:
             self._regulate()
         return False
 
@@ -569,13 +570,13 @@ class HotProtocol(asyncio.Protocol):
             self._queue()
         elif self._peer_has_ended:
             self._close()
-        if self._is_held:
+        if self._is_read_paused:
             self._regulate()
 
     # Deadlines and flow control
 
     def _queue(self) -> None:
-        """Go on in a later turn of the loop, and with much data at the connection's turn."""
+        """Go on in a later iteration of the loop, and with much data at the connection's turn."""
         self._phase = QUEUED
         self._deadline.note_arrival()
         if len(self._data) - self._parsed > AT_ONCE:
@@ -596,16 +597,16 @@ class HotProtocol(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Pause reading while enough bytes wait or the caller does not read; else resume it."""
-        is_held = self._is_write_paused or (
+        is_read_paused = self._is_write_paused or (
             self._phase in (QUEUED, ANSWERING) and len(self._data) - self._parsed > AT_ONCE
         )
-        if is_held != self._is_held and not self._transport.is_closing():
-            self._is_held = is_held
-            if is_held:
-                self._deadline.hold()
+        if is_read_paused != self._is_read_paused and not self._transport.is_closing():
+            self._is_read_paused = is_read_paused
+            if is_read_paused:
+                self._deadline.pause()
                 self._transport.pause_reading()
             else:
-                self._deadline.release()
+                self._deadline.resume()
                 self._transport.resume_reading()
 
     def _on_deadline(self) -> None:
@@ -652,8 +653,8 @@ class HotProtocol(asyncio.Protocol):
         self._port.outbox.flush()
         self._phase = OVER
         self._forget()
-        if self._is_held:
-            self._is_held = False
+        if self._is_read_paused:
+            self._is_read_paused = False
             self._transport.resume_reading()
 
     def _forget(self) -> None:
@@ -704,7 +705,7 @@ class AnswerDriver:
             self._wait(waits_for)
 
     def _wait(self, future: asyncio.Future[Any] | None) -> None:
-        """Go on when a future is done; without one, in the next turn of the loop."""
+        """Go on when a future is done; without one, in the next iteration of the loop."""
         if self._context is None:  # like a task, each has its own variables
             self._context = copy_context()
         if future is None:

@@ -1,4 +1,4 @@
-"""Fair turns for parsing: connections that sent much share a little of each turn of the event loop."""
+"""Fair turns for parsing: connections that sent much share a little of each iteration of the event loop."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ PIECE: Final = 1_024
 AT_ONCE: Final = 2 * PIECE
 """Up to so many bytes are parsed when they arrive; more wait for the connection's turn, and nothing is read
 meanwhile. Each header field and each chunk of a body takes 2 to 5 us, and can have few bytes."""
-TURN_S: Final = 0.000_25
+PARSING_S: Final = 0.000_25
 """How long connections parse waiting bytes before the event loop continues. A piece of a body
-is read and handed on in the same turn, which takes ten times as long as parsing it."""
+is read and handed on in the same iteration, which takes ten times as long as parsing it."""
 WAITING: Final = 8
 """Parsing stops while this many requests are queued."""
 FRAMING: Final = 8
@@ -63,17 +63,17 @@ _BODY_FIELDS: Final = (b"content-length", b"transfer-encoding")
 
 
 class Flow(FlowControl):
-    """Uvicorn's flow control, plus a way to hold reading until it is released.
+    """Uvicorn's flow control, plus a way to block reading until it is unblocked.
 
     Nothing is read while uvicorn pauses reading (for a body that nobody takes, or behind pipelined requests),
-    or while it is held. The deadline does not count that time.
+    or while it is blocked. The deadline does not count that time.
     """
 
     def __init__(self, transport: asyncio.Transport, deadline: RequestDeadline) -> None:
         super().__init__(transport)
         self._deadline = deadline
         self._is_paused = False
-        self.is_held = False
+        self.is_blocked = False
 
     def pause_reading(self) -> None:
         """Pause reading."""
@@ -81,27 +81,27 @@ class Flow(FlowControl):
         self._stop()
 
     def resume_reading(self) -> None:
-        """Resume reading, unless it is held."""
+        """Resume reading, unless it is blocked."""
         self._is_paused = False
         self._read_on()
 
-    def hold(self) -> None:
+    def block(self) -> None:
         """Stop reading, even if uvicorn resumes it."""
-        self.is_held = True
+        self.is_blocked = True
         self._stop()
 
-    def release(self) -> None:
-        """Stop holding reading: uvicorn's flow control decides again."""
-        self.is_held = False
+    def unblock(self) -> None:
+        """Stop blocking reading: uvicorn's flow control decides again."""
+        self.is_blocked = False
         self._read_on()
 
     def _stop(self) -> None:
-        self._deadline.hold()
+        self._deadline.pause()
         super().pause_reading()
 
     def _read_on(self) -> None:
-        if self.read_paused and not self._is_paused and not self.is_held:
-            self._deadline.release()
+        if self.read_paused and not self._is_paused and not self.is_blocked:
+            self._deadline.resume()
             super().resume_reading()
 
 
@@ -258,7 +258,7 @@ class Protocol(PeerProtocol):
     def pause_writing(self) -> None:
         """Stop reading from a caller that does not read."""
         super().pause_writing()
-        self.flow.hold()
+        self.flow.block()
         self._unread.watch()
 
     def resume_writing(self) -> None:
@@ -395,13 +395,13 @@ class Protocol(PeerProtocol):
     def _parse(self) -> bool:
         """Parse while the queue has room; read nothing until all is parsed. Return False if it must wait."""
         if self._is_queued:
-            self.flow.hold()
+            self.flow.block()
             return False
         data, at = self._unparsed, 0
         if len(data) > AT_ONCE and not self._parses_until:
             self._is_queued = True
             self._turns.add(self)
-            self.flow.hold()
+            self.flow.block()
             self._deadline.note_arrival()
             return False
         self._refusal = NOT_HTTP
@@ -425,9 +425,9 @@ class Protocol(PeerProtocol):
             return True
         self._unparsed = data[at:]
         if self._unparsed:
-            self.flow.hold()
-        elif self.flow.is_held and not self.flow.write_paused:
-            self.flow.release()
+            self.flow.block()
+        elif self.flow.is_blocked and not self.flow.write_paused:
+            self.flow.unblock()
         return True
 
     def parse(self, until: float) -> bool:
@@ -493,7 +493,7 @@ class Protocol(PeerProtocol):
         if self._is_idle():
             self._close()
         else:
-            self.flow.hold()
+            self.flow.block()
 
     def _throw_away(self, size: int) -> None:
         self._thrown_away += size
@@ -546,7 +546,7 @@ class Protocol(PeerProtocol):
             self.transport.close()
             return
         self.transport.write_eof()
-        self.flow.release()
+        self.flow.unblock()
         self.flow.resume_reading()
         self._deadline.cancel()
         self._linger = self.loop.call_later(self.LINGER_S, self.transport.close)

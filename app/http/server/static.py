@@ -13,11 +13,11 @@ from app.http.problems import ProblemError
 from app.http.server.hot import HttpAnswer, refuse
 
 AT_ONCE: Final = 4
-"""The most large answers in one turn of the event loop, since decisions wait for them."""
+"""The most large answers in one iteration of the event loop, since decisions wait for them."""
 
 
-class Turnstile:
-    """Lets a few callers pass in each turn of the event loop; the others pass in later turns, in order.
+class IterationLimit:
+    """Lets a few callers pass in each iteration of the event loop; the others pass in later ones, in order.
 
     Callers hold no place: one that does not read its answer does not block others.
     """
@@ -26,7 +26,7 @@ class Turnstile:
         self._places = asyncio.Semaphore(at_once)
 
     async def wait(self) -> None:
-        """Wait for a place in this turn or a later one."""
+        """Wait for a place in this iteration or a later one."""
         await self._places.acquire()
         asyncio.get_running_loop().call_soon(self._places.release)
 

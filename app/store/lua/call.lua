@@ -18,7 +18,7 @@ ARGV[1]  The call, struct <B B d>:
            d  the most ids remembered for one principal (count)
 ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            B  mode: 0 admit, 1 peek, 2 record, 3 refund, 4 refresh, 5 renew, 6 hold, 7 settle, 16 undo (undo.lua),
-              17 look: the units that hold would take in these buckets, without a write;
+              17 peek_hold: the units that hold would take in these buckets, without a write;
               plus 32 to keep the answer even if no bucket of this ask was charged: buckets of other slots were,
               64 to answer with the stamps of the charges, which undo needs,
               128 if a byte delay follows
@@ -33,7 +33,7 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            I2 ids (count)
            d  limit (units a second; of producer ids: ids a window)
            d  usage (units; of producer ids: ids); in mode renew the number of the last reset that the node knew of;
-              in modes hold and look the wish, in mode settle the spent units,
+              in modes hold and peek_hold the wish, in mode settle the spent units,
               in mode undo the units that the charge took
            ddd parameters of the algorithm:
               sampled rate:  samples (count), sample_ms (ms), which usage field (number)
@@ -42,8 +42,8 @@ ARGV[n]  An ask, n >= 2, struct <B B d I2>, then its quotas, then its context:
            d  longest delay (ms)
            32 bytes for each id: its spread, eight I4; in mode undo one, which is the stamp of the charge (undo.lua)
          The context: bytes that the node wants back with a kept answer. In mode renew the birth that the node knows,
-         with the history. In modes hold, look and settle instead struct <c16 d>: the name of the lease, how long it
-         lasts (ms; 0 in mode settle).
+         with the history. In modes hold, peek_hold and settle instead struct <c16 d>: the name of the lease, how
+         long it lasts (ms; 0 in mode settle).
 
 Reply    { now, answer, answer, ... }
            now     the store's time, an integer (ms since 1970); 0 under the callers' clocks
@@ -68,11 +68,11 @@ Reply    { now, answer, answer, ... }
               or instead of it
                 for ids that were not too many: how long (ms) the layer that now holds all ids of the ask stays open;
                 0 if it does not hold all; if the ask is throttled: minus the number of unseen ids;
-                in mode hold, if it is granted: the units now held; in mode look: the units that this bucket would
-                grant; in mode undo: the units that were given back
+                in mode hold, if it is granted: the units now held; in mode peek_hold: the units that this bucket
+                would grant; in mode undo: the units that were given back
            d  ids remembered (count); for units: the units of unsettled leases that ended since the last write
            d  fill of the newest filter (0 to 1); for a token bucket: units of debt that were forgiven; in modes hold,
-              look and settle: units that the bucket holds now
+              peek_hold and settle: units that the bucket holds now
 
 Example  An ask for 4 of a token bucket with 10 a second and burst 20, under the store's clock:
          FCALL quotagate_... 1 qg1:{user=alice}:request_rate:user=alice:token_bucket.11.1000.cluster.0
@@ -85,7 +85,7 @@ local CALL, ASK, QUOTA, RESULT = '<BBd', '<BBdI2', '<BBI2dddddd', '<BBBdddddd'
 local CONTEXT_AT = 11 -- where the length of the context is in an ask
 local FIRST_RESULT, BRIEF, FIRST_BRIEF = '<xBBBdddddd', '<dd', '<Bdd' -- the first with the byte before it
 local LEASE = '<c16d'
-local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, HOLD, SETTLE, UNDO, LOOK = 0, 1, 2, 3, 4, 5, 6, 7, 16, 17
+local ADMIT_MODE, PEEK, RECORD, REFUND, REFRESH, RENEW, HOLD, SETTLE, UNDO, PEEK_HOLD = 0, 1, 2, 3, 4, 5, 6, 7, 16, 17
 local KEEP, STAMPED, DELAYED = 32, 64, 128
 local ADMIT, DELAY, THROTTLE, REJECT = 0, 1, 2, 3
 local CAPACITY, TOO_LARGE, STORE_FULL = 1, 2, 4
@@ -105,7 +105,7 @@ local call = redis.call
 local KEYS, ARGV, caller_clock, max_ids, sequential, logged, brief, clock, written, full, history
 local ask, mode, now -- the ask at hand, its mode and its time (ms)
 local keeps, stamped, delayed -- whether the ask at hand wants its answer kept, and stamps; its delay elsewhere (ms)
-local looked_at, was_full = -huge, false
+local checked_at, was_full = -huge, false
 
 local function begin(keys, args)
   local options
@@ -132,12 +132,12 @@ local function set_range(key, at, text)
 end
 
 -- Whether the store is too full for anything new. Checked before a key or a segment is made, so that the last eighth of
--- the memory serves existing keys. One check holds for LOOK_EVERY_MS, and for the whole call.
+-- the memory serves existing keys. One check holds for CHECK_FULL_EVERY_MS, and for the whole call.
 local function is_full()
   if full == nil then
     local now = store_now()
-    if now - looked_at >= LOOK_EVERY_MS or now < looked_at then
-      looked_at, was_full = now, false
+    if now - checked_at >= CHECK_FULL_EVERY_MS or now < checked_at then
+      checked_at, was_full = now, false
       local memory = redis.pcall('INFO', 'memory')
       if type(memory) == 'string' then
         local used, most = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')

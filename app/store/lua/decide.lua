@@ -48,7 +48,7 @@ end
 -- The outcome of one quota by itself: its algorithm's, adjusted for the mode and for connection rates.
 local function own_result(check, later)
   if mode > RECORD then
-    if mode == HOLD or mode == LOOK then return grant(check) end
+    if mode == HOLD or mode == PEEK_HOLD then return grant(check) end
     if mode == REFUND or mode == SETTLE or mode == UNDO then return ADMIT, 0 end
     if mode == RENEW then return renewal, 0 end
   end
@@ -86,7 +86,7 @@ local function correct(check)
   if check.newest - now <= check.algorithm.clock_window(check) or mode == REFUND or mode == UNDO then
     check.t, check.correction = check.newest, TAKEN_AS_NEWEST
   else
-    check.algorithm.move(check, now - check.newest, mode ~= PEEK and mode ~= LOOK)
+    check.algorithm.move(check, now - check.newest, mode ~= PEEK and mode ~= PEEK_HOLD)
     check.correction = MOVED_BACK
   end
 end
@@ -152,7 +152,7 @@ local function hold_all(lease, lease_ms)
 end
 
 -- Report the units that each bucket would grant, and write nothing.
-local function look_all()
+local function peek_hold_all()
   for i = 1, quotas do
     if checks[i].outcome == ADMIT then checks[i].largest = checks[i].slice end
   end
@@ -174,7 +174,7 @@ local function apply(ends)
   if mode > RECORD then
     if mode == HOLD then return hold_all(unpack_(LEASE, ask, ends)) end
     if mode == SETTLE then return settle_all(unpack_(LEASE, ask, ends)) end
-    if mode == LOOK then return look_all() end
+    if mode == PEEK_HOLD then return peek_hold_all() end
     if mode == REFUND then
       for i = 1, quotas do checks[i].algorithm.refund(checks[i]) end
       return quotas > 0
@@ -206,7 +206,7 @@ local function answer_of()
   for i = 1, quotas do
     local check = checks[i]
     local observed, remaining, ids, fill, layers = check.algorithm.report(check)
-    if mode == HOLD or mode == SETTLE or mode == LOOK then fill = held_by(check) end
+    if mode == HOLD or mode == SETTLE or mode == PEEK_HOLD then fill = held_by(check) end
     local result = pack(i == 1 and FIRST_RESULT or RESULT, check.outcome, check.reason,
       check.correction + 4 * (layers or 0), check.throttle_ms, observed, remaining, check.largest, ids, fill)
     answer = i == 1 and result or answer .. result
@@ -322,7 +322,7 @@ local function needs()
   for i = 2, #ARGV do
     local its_mode, its_quotas, _, _, _, _, _, _, _, _, low, high = byte(ARGV[i], 1, CONTEXT_AT + 1)
     keys = keys + its_quotas + (low + high > 0 and more_keys(its_mode) or 0)
-    writes = writes or its_mode ~= PEEK and its_mode ~= LOOK
+    writes = writes or its_mode ~= PEEK and its_mode ~= PEEK_HOLD
   end
   return keys, writes
 end

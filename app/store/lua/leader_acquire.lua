@@ -1,9 +1,9 @@
---[[ Takes a lease, or renews it for the contender that holds it.
+--[[ Takes a lease, or extends it for the contender that holds it.
 
 KEYS[1]  string  the lease: its owner (TTL: how long the lease lasts)
 KEYS[2]  string  the newest fencing token (count; no TTL)
 ARGV[1]  string  the contender
-ARGV[2]  integer how long the lease lasts without renewal (ms)
+ARGV[2]  integer how long the lease lasts unless it is extended (ms)
 Reply    { token as text, '0' if another contender holds the lease; the store's time as text (ms since 1970) }
 Example  EVAL ... 2 qg1:volumes:lease qg1:volumes:token host-1/7 10000
          { '1', '1763719742123' }; asked again by host-2/9: { '0', '1763719743000' }

@@ -53,7 +53,7 @@ end
 
 function producer_ids.load(check, window, interval, layer_ttl, ids, ids_at)
   check.window, check.interval, check.layer_ttl, check.ids, check.ids_at = window, interval, layer_ttl, ids, ids_at
-  check.looked, check.alive, check.changed, check.dirty, check.id_outcomes = false, false, false, false, false
+  check.looked_up, check.alive, check.changed, check.dirty, check.id_outcomes = false, false, false, false, false
   check.missing, check.holds = -1, false
   if not check.starts then
     check.starts, check.entries, check.segments, check.spare, check.unseen, check.stale = {}, {}, {}, {}, {}, {}
@@ -413,8 +413,8 @@ end
 
 -- Look up every id before any is written: list the unseen ids, and the seen ids that are not in the open layer yet.
 -- `missing` counts both, less the ids written since.
-local function look(check)
-  check.looked = true
+local function look_up(check)
+  check.looked_up = true
   shorten(check.unseen, 0)
   shorten(check.stale, 0)
   local open, newest = open_layer(check), #check.segments
@@ -446,7 +446,7 @@ local function wait_for_capacity(check)
 end
 
 function producer_ids.judge(check)
-  if not check.looked then look(check) end
+  if not check.looked_up then look_up(check) end
   local unseen = #check.unseen
   if unseen == 0 then return ADMIT, 0 end
   local alive = charged(check)
@@ -498,7 +498,7 @@ end
 -- Write known ids to the open layer, uncharged: refresh seen ids as any ask does, and restore lost ids as long as there
 -- is room for them.
 function producer_ids.renew(check)
-  look(check)
+  look_up(check)
   producer_ids.touch(check)
   for _, id in ipairs(check.unseen) do
     if remembered(check) < max_ids and not (is_short(check, 1) and is_full()) then

@@ -81,7 +81,7 @@ class Factor(FactorSource):
     def on(self, _ask: Ask) -> float:
         return self._factor
 
-    def hold_ms(self, _at_ms: int | None) -> int:
+    def suspension_ms(self, _at_ms: int | None) -> int:
         return 700
 
 
@@ -98,7 +98,7 @@ def admission(store: Store, snapshot: Snapshot = SNAPSHOT, **more: Any) -> Admis
 async def knowing(store: AnsweringStore, ask: Ask = ALL, **more: Any) -> Admission:
     """A node that knows the ids of an ask; its other quotas admit from now on."""
     node = admission(store, mark=birth, **more)
-    await node.local._look()
+    await node.local._poll()
     await node.decide([ask])
     store.results = (result(), result())
     store.plans.clear()
@@ -217,7 +217,7 @@ async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
     store = AnsweringStore(result(), result("delay", throttle_ms=30), result())
     recorder, metrics = ListRecorder(), RecordedMetrics()
     node = admission(store, recorder=recorder, metrics=metrics, mark=birth)
-    await node.local._look()
+    await node.local._poll()
     once = replace(ALL, id="once")
     first = await decision_on(node, once)
     (plan,) = store.plans
@@ -363,7 +363,7 @@ async def test_known_ids_pass_while_the_store_fails() -> None:
 
 async def test_answer_that_was_planned_before_the_node_forgot_something_teaches_nothing() -> None:
     node = admission(store := AnsweringStore(LEARNT), mark=birth)
-    await node.local._look()
+    await node.local._poll()
     answers = store.answers
 
     def reset_meanwhile(plans: Sequence[Plan]) -> list[Answer]:
@@ -388,7 +388,7 @@ async def test_node_without_marks_remembers_nothing() -> None:
 async def test_late_answer_is_logged_with_all_that_it_says() -> None:
     recorder = ListRecorder()
     node = admission(AnsweringStore(LEARNT, result(), result()), recorder=recorder, mark=birth)
-    await node.local._look()
+    await node.local._poll()
     for results, decision in (ANSWERS["throttled"], ANSWERS["admitted"]):
         late = Answer(results, at_ms=NOW_MS, order=9, id_outcomes=bytes([CHARGED, REFRESHED]))
         planned = node._planned(ALL, ANYONE)
@@ -415,7 +415,7 @@ async def test_late_answer_that_decided_nothing_is_not_logged() -> None:
     planned = node._planned(ALL, ANYONE)
     node._log_late((planned,), 0, Answer((), error=StoreError("response")))
     node._log_late((planned,), 0, Answer((), kept=b"\x93"))
-    node._log_late((structs.replace(planned, is_held=True),), 0, Answer(()))
+    node._log_late((structs.replace(planned, is_suspended=True),), 0, Answer(()))
     assert recorder.heard_late == []
 
 
@@ -498,7 +498,9 @@ async def test_factor_of_0_holds_asks_to_produce() -> None:
     assert decision == Decision("throttle", 700, False, 2, "local", factor)
     await node._refresher.close()
     assert [(plan.mode, plan.ids) for plan in store.plans] == [("refresh", 1)], "ids in use are refreshed"
-    assert [(planned.is_held, len(verdicts)) for planned, _, verdicts, _ in recorder.heard] == [(True, 2)]
+    assert [(planned.is_suspended, len(verdicts)) for planned, _, verdicts, _ in recorder.heard] == [
+        (True, 2)
+    ]
 
 
 async def test_retry_of_a_held_ask_gets_the_kept_answer() -> None:
@@ -627,7 +629,7 @@ def test_asks_with_many_ids_take_more_of_a_step() -> None:
 
 @pytest.mark.parametrize(("asks", "turns"), [(1, 1), (2_000, 10)])
 async def test_batch_is_planned_in_slices_and_a_single_ask_at_once(asks: int, turns: int) -> None:
-    slices = Slices(4.0, count(0.0).__next__)  # a turn of the loop does a few steps
+    slices = Slices(4.0, count(0.0).__next__)  # a iteration of the loop does a few steps
     deciding = admission(AnsweringStore(), Snapshot(), slices=slices)  # no quota: the store is not asked
     running = asyncio.create_task(deciding.decide([ASK] * asks))
     took = 0

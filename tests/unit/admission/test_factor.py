@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.answers import held
-from app.admission.factor import UNTHROTTLED, is_held
+from app.admission.answers import suspend
+from app.admission.factor import UNTHROTTLED, is_suspended
 from app.domain.ask import Ask
 from app.domain.quota import PRODUCER_BYTE_RATE, PRODUCER_IDS_RATE, REQUEST_RATE, Quota
 from tests.unit.admission.fakes import charges_for
@@ -15,7 +15,7 @@ ASK = Ask({"produce_bytes": 10, "requests": 5}, (1, 2), principal="alice", detai
 
 def decided(*quotas: Quota, away: bool = False, wait_ms: int = 30_000):
     charges = charges_for(ASK, *quotas)
-    decision, verdicts = held(ASK, charges, wait_ms, away=away)
+    decision, verdicts = suspend(ASK, charges, wait_ms, away=away)
     assert decision.quotas == verdicts
     assert (decision.applied, decision.charged) == (len(quotas), False)
     by = decision.limited_by
@@ -44,7 +44,7 @@ def test_held_ask_waits_for_the_factor_with_and_without_quotas():
 def test_usage_that_no_empty_bucket_could_hold_is_rejected(quota: Quota, largest: float):
     assert decided(quota) == ("reject", 0, "local", (REQUEST_RATE, "too_large"))
     charges = charges_for(ASK, quota)
-    by = held(ASK, charges, 1_000, away=False)[0].limited_by
+    by = suspend(ASK, charges, 1_000, away=False)[0].limited_by
     assert by is not None
     assert by.largest == largest
 
@@ -68,16 +68,16 @@ def test_quota_that_throttles_as_long_goes_before_the_factor_without_the_store()
 
 
 def test_only_produce_bytes_are_held_and_only_at_factor_0():
-    assert is_held(ASK, 0)
-    assert not is_held(ASK, 0.1)
-    assert not is_held(Ask({"produce_bytes": 0, "requests": 1}), 0)
-    assert not is_held(Ask({"fetch_bytes": 5}), 0)
+    assert is_suspended(ASK, 0)
+    assert not is_suspended(ASK, 0.1)
+    assert not is_suspended(Ask({"produce_bytes": 0, "requests": 1}), 0)
+    assert not is_suspended(Ask({"fetch_bytes": 5}), 0)
 
 
 def test_ask_of_1_is_rejected_if_no_empty_bucket_could_hold_it():
     one = Ask({"produce_bytes": 1, "requests": 1}, principal="alice")
     charges = charges_for(one, rate(0.05))
-    decision, _ = held(one, charges, 1_000, away=False)
+    decision, _ = suspend(one, charges, 1_000, away=False)
     assert decision.decision == "reject"
     assert decision.limited_by is not None
     assert decision.limited_by.largest == 0.5
@@ -85,4 +85,4 @@ def test_ask_of_1_is_rejected_if_no_empty_bucket_could_hold_it():
 
 def test_node_without_volumes_changes_no_limit_and_holds_nothing():
     assert UNTHROTTLED.on(ASK) == 1
-    assert UNTHROTTLED.hold_ms(None) == 0
+    assert UNTHROTTLED.suspension_ms(None) == 0

@@ -27,9 +27,9 @@ from app.domain.volumes import (
     after_missed_pushes,
     after_observation,
     factor_in_force,
-    hold_ms,
     scaled_quota,
     start_state,
+    suspension_ms,
 )
 
 MINUTE = 60_000
@@ -345,7 +345,7 @@ def test_factor_is_1_without_a_source():
     ("now", "expected"), [(0, 60_000), (50_000, 10_000), (59_500, 1_000), (60_000, 1_000), (60_001, 60_000)]
 )
 def test_wait_lasts_until_the_next_check_or_an_interval_if_overdue(now: int, expected: int):
-    assert hold_ms(60_000, now, KAFKA) == expected
+    assert suspension_ms(60_000, now, KAFKA) == expected
 
 
 def test_produce_limit_is_multiplied_but_stays_at_least_1_byte_per_second():

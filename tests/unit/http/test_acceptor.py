@@ -18,7 +18,7 @@ from app.http.server.connections import ClientConnection, Connections
 from tests.waiting import until
 
 CLIENTS: Final = 20
-TURNS: Final = 200
+ITERATIONS: Final = 200
 
 
 class Listener:
@@ -91,8 +91,8 @@ async def port(*, busy: bool = False, clients: int = 0) -> AsyncIterator[Port]:
             await made.acceptor.close()
 
 
-async def turns(holds: Callable[[], object] = lambda: False) -> None:
-    for _ in range(TURNS):
+async def iterate(holds: Callable[[], object] = lambda: False) -> None:
+    for _ in range(ITERATIONS):
         if holds():
             return
         await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_shortage_that_lasts_closes_at_most_one_idle_connection_at_a_time(
         open_port.listener.error = error
         open_port.connect()
         await until(lambda: open_port.short)
-        await turns()
+        await iterate()
         assert open_port.connections.open >= CLIENTS - 1
         assert open_port.listener.failed <= 2, "it pauses"
         open_port.listener.error = None
@@ -116,7 +116,7 @@ async def test_shortage_closes_no_busy_connection():
         open_port.listener.error = errno.EMFILE
         open_port.connect()
         await until(lambda: open_port.short)
-        await turns()
+        await iterate()
         assert open_port.connections.open == CLIENTS
         open_port.listener.error = None
         await until(lambda: open_port.connections.open == CLIENTS + 1)
@@ -130,7 +130,7 @@ async def test_connection_that_ends_before_its_protocol_is_made_is_not_counted()
         client.sendall(b"x")
         await until(lambda: open_port.acceptor._starting or open_port.acceptor._unstarted, every_s=0)
         connection.abort()
-        await turns()
+        await iterate()
         assert open_port.connections.open == 0
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""

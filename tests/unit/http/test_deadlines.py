@@ -32,11 +32,11 @@ async def test_deadline_that_moves_back_needs_no_other_timer() -> None:
     waiting = Waiting()
     for _ in range(100):
         waiting.set(10)
-        waiting.loop.turn(0.05)
+        waiting.loop.advance(0.05)
     assert waiting.loop.made == 1
-    waiting.loop.turn(9.8)
+    waiting.loop.advance(9.8)
     assert waiting.passed == 0
-    waiting.loop.turn(0.3)
+    waiting.loop.advance(0.3)
     assert waiting.passed == 1
     assert waiting.loop.made == 2
 
@@ -45,7 +45,7 @@ async def test_earlier_deadline_counts_at_once() -> None:
     waiting = Waiting()
     waiting.set(75)
     waiting.set(10)
-    waiting.loop.turn(10)
+    waiting.loop.advance(10)
     assert waiting.passed == 1
 
 
@@ -54,7 +54,7 @@ async def test_deadline_that_was_dropped_or_ended_does_not_pass() -> None:
         waiting = Waiting()
         waiting.set(10)
         stop(waiting.deadline)
-        waiting.loop.turn(100)
+        waiting.loop.advance(100)
         assert waiting.passed == 0
 
 
@@ -65,11 +65,11 @@ async def test_connection_is_idle_while_its_caller_is_waited_for() -> None:
     assert waiting.connection.idle_since == math.inf
     waiting.deadline.note_arrival()
     assert waiting.connection.idle_since == math.inf
-    waiting.loop.turn(5)
+    waiting.loop.advance(5)
     waiting.set(10)
     since = waiting.loop.time()
     assert waiting.connection.idle_since == since
-    waiting.loop.turn(1)
+    waiting.loop.advance(1)
     waiting.set(10)
     assert waiting.connection.idle_since == since, "it waits for the same request"
     waiting.deadline.note_arrival()
@@ -79,27 +79,27 @@ async def test_connection_is_idle_while_its_caller_is_waited_for() -> None:
 async def test_time_in_which_nothing_is_read_does_not_count() -> None:
     waiting = Waiting()
     waiting.set(10)
-    waiting.loop.turn(4)
-    waiting.deadline.hold()
-    waiting.loop.turn(3)
-    waiting.deadline.hold()
-    waiting.loop.turn(97)
-    waiting.deadline.release()
-    waiting.deadline.release()
-    waiting.loop.turn(5.9)
+    waiting.loop.advance(4)
+    waiting.deadline.pause()
+    waiting.loop.advance(3)
+    waiting.deadline.pause()
+    waiting.loop.advance(97)
+    waiting.deadline.resume()
+    waiting.deadline.resume()
+    waiting.loop.advance(5.9)
     assert waiting.passed == 0
-    waiting.loop.turn(0.2)
+    waiting.loop.advance(0.2)
     assert waiting.passed == 1
 
 
 async def test_deadline_that_is_dropped_while_nothing_is_read_does_not_pass() -> None:
     waiting = Waiting()
     waiting.set(10)
-    waiting.deadline.hold()
+    waiting.deadline.pause()
     waiting.deadline.drop()
-    waiting.loop.turn(100)
-    waiting.deadline.release()
-    waiting.loop.turn(100)
+    waiting.loop.advance(100)
+    waiting.deadline.resume()
+    waiting.loop.advance(100)
     assert waiting.passed == 0
 
 
@@ -111,9 +111,9 @@ async def test_caller_that_reads_a_little_is_given_more_time() -> None:
     deadline.watch()
     for _ in range(3):
         line.unread -= 10
-        loop.turn(UnreadDeadline.UNREAD_S)
+        loop.advance(UnreadDeadline.UNREAD_S)
         assert not line.has_aborted
-    loop.turn(UnreadDeadline.UNREAD_S)
+    loop.advance(UnreadDeadline.UNREAD_S)
     assert line.has_aborted
 
 
@@ -123,10 +123,10 @@ async def test_answers_that_fill_the_buffer_again_have_their_own_time() -> None:
     deadline = UnreadDeadline(line, loop)  # type: ignore[arg-type]
     line.unread = 100
     deadline.watch()
-    loop.turn(UnreadDeadline.UNREAD_S * 0.9)
+    loop.advance(UnreadDeadline.UNREAD_S * 0.9)
     line.unread = 200  # the earlier bytes were read meanwhile
     deadline.watch()
-    loop.turn(UnreadDeadline.UNREAD_S * 0.9)
+    loop.advance(UnreadDeadline.UNREAD_S * 0.9)
     assert not line.has_aborted
-    loop.turn(UnreadDeadline.UNREAD_S * 0.2)
+    loop.advance(UnreadDeadline.UNREAD_S * 0.2)
     assert line.has_aborted

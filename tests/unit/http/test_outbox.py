@@ -1,4 +1,4 @@
-"""Answers of one turn of the event loop are sent together, in order."""
+"""Answers of one iteration of the event loop are sent together, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.http.server.hot_protocol import Outbox
 from tests.http.ways import Line
 
 
-async def test_answers_wait_for_the_end_of_the_turn_and_keep_their_order() -> None:
+async def test_answers_wait_for_the_end_of_the_iteration_and_keep_their_order() -> None:
     outbox, lines = Outbox(Metrics().count_unsent_answer), [Line(), Line()]
     loop = asyncio.get_running_loop()
     for line in lines:
@@ -20,7 +20,7 @@ async def test_answers_wait_for_the_end_of_the_turn_and_keep_their_order() -> No
     assert [bytes(line.sent) for line in lines] == [b"ab", b"ab"]
 
 
-async def test_what_is_sent_early_is_sent_once_and_the_next_turn_has_its_own() -> None:
+async def test_what_is_sent_early_is_sent_once_and_the_next_iteration_has_its_own() -> None:
     outbox, line = Outbox(Metrics().count_unsent_answer), Line()
     loop = asyncio.get_running_loop()
     outbox.add(line, b"a", loop)

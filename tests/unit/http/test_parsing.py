@@ -8,7 +8,7 @@ from typing import Final
 from app.http.server.parsing import ParsingTurns
 from tests.waiting import until
 
-TURN_S: Final = 0.001
+PARSING_S: Final = 0.001
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Connection:
         while self._pieces and self._clock() < until:
             self._pieces -= 1
             self._did.append(self.source)
-            self._clock.now += TURN_S / 10
+            self._clock.now += PARSING_S / 10
         return bool(self._pieces)
 
     def abort(self) -> None:
@@ -51,7 +51,7 @@ class Broken(Connection):
 
 async def test_source_with_many_connections_does_not_delay_another() -> None:
     clock, did = Clock(), list[str]()
-    turns = ParsingTurns(TURN_S, clock=clock)
+    turns = ParsingTurns(PARSING_S, clock=clock)
     for _ in range(50):
         turns.add(Connection("flood", 20, did, clock))
     turns.add(Connection("other", 20, did, clock))
@@ -62,7 +62,7 @@ async def test_source_with_many_connections_does_not_delay_another() -> None:
 
 async def test_loop_goes_on_between_turns() -> None:
     clock, did = Clock(), list[str]()
-    turns = ParsingTurns(TURN_S, clock=clock)
+    turns = ParsingTurns(PARSING_S, clock=clock)
     turns.add(Connection("one", 1_000, did, clock))
     went_on = 0
     while len(did) < 1_000:
@@ -75,7 +75,7 @@ async def test_loop_goes_on_between_turns() -> None:
 
 async def test_connection_that_fails_is_closed_and_others_go_on() -> None:
     clock, did = Clock(), list[str]()
-    turns = ParsingTurns(TURN_S, clock=clock)
+    turns = ParsingTurns(PARSING_S, clock=clock)
     broken = Broken("one", 1, did, clock)
     turns.add(broken)
     turns.add(Connection("one", 5, did, clock))

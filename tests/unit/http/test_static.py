@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from app.http.server.static import AT_ONCE, Turnstile
+from app.http.server.static import AT_ONCE, IterationLimit
 
 CALLERS = 25
 
 
-async def test_a_few_pass_in_each_turn_of_the_loop_and_all_in_order():
-    turnstile, passed = Turnstile(), []
+async def test_a_few_pass_in_each_iteration_of_the_loop_and_all_in_order():
+    limit, passed = IterationLimit(), []
 
     async def call(number: int) -> None:
-        await turnstile.wait()
+        await limit.wait()
         passed.append(number)
 
     async with asyncio.TaskGroup() as group:
@@ -24,14 +24,14 @@ async def test_a_few_pass_in_each_turn_of_the_loop_and_all_in_order():
             await asyncio.sleep(0)
             assert len(passed) - before <= AT_ONCE
     assert passed == list(range(CALLERS))
-    await turnstile.wait()
+    await limit.wait()
 
 
 async def test_caller_that_gives_up_keeps_no_place():
-    turnstile = Turnstile(1)
-    await turnstile.wait()
-    waiting = asyncio.create_task(turnstile.wait())
+    limit = IterationLimit(1)
+    await limit.wait()
+    waiting = asyncio.create_task(limit.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     async with asyncio.timeout(60):
-        await turnstile.wait()
+        await limit.wait()

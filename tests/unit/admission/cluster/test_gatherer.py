@@ -25,7 +25,7 @@ def plan_of(**more: Any) -> Plan:
 
 
 def tried(running: AskInProgress, answer: Answer) -> AskInProgress:
-    running.begin(Phase.LOOK)
+    running.begin(Phase.PEEK)
     running.receive([answer])
     return running
 

@@ -102,7 +102,7 @@ class Slots:
                 structs.replace(
                     UNKNOWN_RESULT,
                     outcome="admit" if grants[charge.key] else "throttle",
-                    given=float(int(grants[charge.key] if plan.mode == "look" else least)),
+                    given=float(int(grants[charge.key] if plan.mode == "peek_hold" else least)),
                 )
                 for charge in plan.charges
             )
@@ -165,18 +165,18 @@ def plan_for(*buckets: str, **more: Any) -> Plan:
     return Plan(more.pop("mode", "admit"), charges, **more)
 
 
-def test_ask_is_looked_at_charged_and_charged_at_home_last() -> None:
+def test_ask_is_peeked_at_charged_and_charged_at_home_last() -> None:
     slots = Slots()
     asking = run_all(slots, plan_for("user=a", "ip=1"))
-    assert asking.phases == [Phase.LOOK, Phase.CHARGE, Phase.HOME]
+    assert asking.phases == [Phase.PEEK, Phase.CHARGE, Phase.HOME]
     assert (asking.is_admitted, slots.used[b"qg1:{user=a}:b"], slots.used[b"qg1:{ip=1}:b"]) == (True, 1, 1)
 
 
-def test_refusal_seen_by_the_look_charges_nothing_and_refreshes() -> None:
+def test_refusal_seen_by_the_peek_charges_nothing_and_refreshes() -> None:
     slots = Slots()
     slots.used[b"qg1:{ip=1}:b"] = LIMIT
     asking = run_all(slots, plan_for("user=a", "ip=1"))
-    assert asking.phases == [Phase.LOOK]
+    assert asking.phases == [Phase.PEEK]
     assert asking.answer is not None
     assert asking.answer.refreshes
     assert slots.used[b"qg1:{user=a}:b"] == 0
@@ -187,7 +187,7 @@ def test_what_cannot_be_refused_is_charged_everywhere_at_once(more: dict[str, An
     assert run_all(Slots(), plan_for("user=a", "ip=1", **more)).phases == [Phase.CHARGE]
 
 
-def test_refusal_after_the_look_undoes_what_was_charged() -> None:
+def test_refusal_after_the_peek_undoes_what_was_charged() -> None:
     slots = Slots()
     asking = Asking(plan_for("user=a", "ip=1"))
     asking.step([slots.answer(part) for part in asking.wants])
@@ -354,19 +354,19 @@ def granted(asking: Asking) -> float:
     return units.pop()
 
 
-def test_lease_is_looked_at_and_held_at_home_last_with_the_least() -> None:
+def test_lease_is_peeked_at_and_held_at_home_last_with_the_least() -> None:
     slots = Slots()
     slots.used[b"qg1:{ip=1}:b"] = 8
     asking = run_all(slots, lease_for("user=a", "ip=1"))
-    assert asking.phases == [Phase.LOOK, Phase.CHARGE, Phase.HOME]
+    assert asking.phases == [Phase.PEEK, Phase.CHARGE, Phase.HOME]
     assert granted(asking) == slots.held(b"qg1:{user=a}:b") == slots.held(b"qg1:{ip=1}:b") == 6
 
 
-def test_lease_refused_by_the_look_holds_nothing() -> None:
+def test_lease_refused_by_the_peek_holds_nothing() -> None:
     slots = Slots()
     slots.used[b"qg1:{ip=1}:b"] = LIMIT
     asking = run_all(slots, lease_for("user=a", "ip=1"))
-    assert (asking.phases, asking.is_admitted, slots.held(b"qg1:{user=a}:b")) == ([Phase.LOOK], False, 0)
+    assert (asking.phases, asking.is_admitted, slots.held(b"qg1:{user=a}:b")) == ([Phase.PEEK], False, 0)
 
 
 def test_lease_refused_at_home_is_released_elsewhere() -> None:

@@ -47,7 +47,7 @@ class SlowStore:
         self.is_silent = True
         self.most = 1_000
         self.called_at = 0.0
-        self.looks = 0
+        self.checks = 0
 
     def ask(self, plans: Sequence[Plan], done: AnswersCallback) -> None:
         self.calls.append([p.context.decode() for p in plans])
@@ -63,7 +63,7 @@ class SlowStore:
         gate.add_done_callback(opened)
 
     def silent_since(self) -> float | None:
-        self.looks += 1
+        self.checks += 1
         return self.called_at if self.is_silent else None
 
     def give_up(self, error: StoreError) -> None:
@@ -225,7 +225,7 @@ async def test_unread_reply_is_no_silence() -> None:
     store.is_silent = False
     gathering = gatherer(store, budget_s=0.0001, timeout_s=0.0002)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
-    await until(lambda: store.looks > 3, every_s=0)
+    await until(lambda: store.checks > 3, every_s=0)
     assert not gathering.is_late
     store.gates[0].set_result(None)
     assert await deciding == ([named("a")], None)
@@ -236,7 +236,7 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
     gathering = gatherer(store, budget_s=0.01, timeout_s=0.02)
     gathering._patience.now = lambda at: Moment(at, at)  # type: ignore[method-assign]
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
-    await until(lambda: store.looks > 3, every_s=0)  # ten milliseconds apart
+    await until(lambda: store.checks > 3, every_s=0)  # ten milliseconds apart
     assert not gathering.is_late
     assert not deciding.done()
     store.called_at -= BUSY_PATIENCE_S
@@ -248,13 +248,13 @@ async def test_store_may_be_silent_for_longer_on_a_busy_node() -> None:
 async def paused_during_a_call() -> tuple[
     SlowStore, Gatherer, asyncio.Task[tuple[list[Answer], StoreError | None]]
 ]:
-    """A call during which the machine paused, after the first look."""
+    """A call during which the machine paused, after the first check."""
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.01)
     deciding = asyncio.create_task(gathering.decide([plan("a")]))
     await store.until_called(1)
     time.sleep(0.2)  # noqa: ASYNC251  neither the loop nor the store runs
-    await until(lambda: store.looks == 1, every_s=0)
+    await until(lambda: store.checks == 1, every_s=0)
     return store, gathering, deciding
 
 
@@ -267,7 +267,7 @@ async def test_pause_of_the_machine_says_nothing_about_the_store() -> None:
 
 async def test_silent_store_is_noticed_on_a_machine_that_pauses_again_and_again() -> None:
     store, gathering, deciding = await paused_during_a_call()
-    time.sleep(0.2)  # noqa: ASYNC251  it pauses again before the next look
+    time.sleep(0.2)  # noqa: ASYNC251  it pauses again before the next check
     _, failure = await deciding
     assert failure is not None
     store.gates[0].set_result(None)
@@ -359,11 +359,11 @@ async def test_silent_store_is_logged_and_given_up_when_its_time_is_over(monkeyp
     store = SlowStore()
     gathering = gatherer(store, budget_s=0.01, timeout_s=AMPLE_S)
     loop = asyncio.get_running_loop()
-    looks: list[float] = []
+    checks: list[float] = []
     call_at = loop.call_at
 
     def noted(when: float, *rest: Any, **more: Any) -> asyncio.TimerHandle:
-        looks.append(when)
+        checks.append(when)
         return call_at(when, *rest, **more)
 
     monkeypatch.setattr(loop, "call_at", noted)
@@ -373,7 +373,9 @@ async def test_silent_store_is_logged_and_given_up_when_its_time_is_over(monkeyp
     (line,) = logged
     assert line["patience_ms"] == 10
     assert line["silent_ms"] >= 10
-    assert store.called_at + AMPLE_S <= looks[-1] <= loop.time() + AMPLE_S, "the next look is at the timeout"
+    assert store.called_at + AMPLE_S <= checks[-1] <= loop.time() + AMPLE_S, (
+        "the next check is at the timeout"
+    )
     store.gates[0].set_result(None)
     await gathering.close()
 

@@ -1,4 +1,4 @@
-"""Long work on the event loop: the work of one turn of the loop, and the order of callers."""
+"""Long work on the event loop: the work of one iteration of the loop, and the order of callers."""
 
 from __future__ import annotations
 

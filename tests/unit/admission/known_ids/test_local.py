@@ -10,7 +10,7 @@ from msgspec import structs
 
 from app.admission.errors import OverloadedError
 from app.admission.known_ids import local
-from app.admission.known_ids.local import GATHER_S, IDS_IN_CALL, LOOK_EVERY_S, PAUSE_S, LocalAnswers
+from app.admission.known_ids.local import GATHER_S, IDS_IN_CALL, PAUSE_S, POLL_EVERY_S, LocalAnswers
 from app.admission.metrics.metrics import Metrics
 from app.admission.plan import Knowledge, PlannedAsk
 from app.admission.recorder import Recorder
@@ -32,21 +32,21 @@ class Marked:
     def __init__(self, *answers: Answer | OverloadedError) -> None:
         self.answers = list(answers)
         self.sent: list[list[int]] = []
-        self.looks: list[float] = []
+        self.polls: list[float] = []
         self.slept: list[float] = []
         self.now_s = 0.0
 
     async def mark(self) -> Mark:
-        self.looks.append(self.now_s)
-        if len(self.looks) == 3:
+        self.polls.append(self.now_s)
+        if len(self.polls) == 3:
             raise StoreError("timeout")
         return Mark(10_000 + int(self.now_s * 1_000), b"born", 0)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now_s += seconds
-        if len(self.looks) > 5:
-            raise EOFError  # to end the task that looks
+        if len(self.polls) > 5:
+            raise EOFError  # to end the task that polls
 
     async def decide(
         self, plans: Sequence[Plan], _late: Callable[[int, Answer], None]
@@ -75,7 +75,7 @@ def node_at(store: Marked, monkeypatch: pytest.MonkeyPatch) -> LocalAnswers:
 async def knowing(store: Marked, monkeypatch: pytest.MonkeyPatch, *, users: str = "a", ids: int = 1) -> Any:
     """A node that knows ids of some users, whose layers have just closed."""
     node = node_at(store, monkeypatch)
-    await node._look()
+    await node._poll()
     for user in users:
         planned = planned_of(user, ids, node.generation)
         node.learn(planned, structs.replace(WRITTEN, at_ms=10_000))
@@ -94,11 +94,11 @@ def planned_of(user: str, ids: int, generation: int = 0) -> PlannedAsk:
 async def test_marks_are_read_every_250_ms_whatever_one_reading_ends_in(monkeypatch: pytest.MonkeyPatch):
     store = Marked()
     node = node_at(store, monkeypatch)
-    await node._look()
+    await node._poll()
     with pytest.raises(EOFError):
-        await node._look_on()
-    assert LOOK_EVERY_S <= 0.25
-    assert store.looks == [LOOK_EVERY_S * n for n in range(6)]
+        await node._poll_forever()
+    assert POLL_EVERY_S <= 0.25
+    assert store.polls == [POLL_EVERY_S * n for n in range(6)]
 
 
 async def test_uses_of_all_buckets_are_gathered_for_one_call(monkeypatch: pytest.MonkeyPatch):

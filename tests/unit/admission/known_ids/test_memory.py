@@ -35,7 +35,7 @@ CLOSES = BEGAN + INTERVAL
 def knowing(*ids: int | str, closes_ms: int = CLOSES) -> KnownIds:
     """A node that has read the marks once, and knows that alice's open layer holds these ids."""
     known = KnownIds()
-    known.look(b"born", 0)
+    known.compare(b"born", 0)
     learn(known, *ids, closes_ms=closes_ms)
     return known
 
@@ -188,7 +188,7 @@ def test_own_reset_forgets_and_teaches_nothing_from_before():
 
 def test_reset_elsewhere_has_the_bucket_confirmed():
     known = knowing(1)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     assert not answers(known, 1)
     learn(known, 2)  # an id learned before the bucket is confirmed is not kept
     assert due(known) == [Renewal(KEY, ALICE, "alice", 0, (), known.generation)]
@@ -199,7 +199,7 @@ def test_reset_elsewhere_has_the_bucket_confirmed():
 
 def test_bucket_that_was_reset_elsewhere_is_forgotten():
     known = knowing(1)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     assert not answers(known, 1)
     (renewal,) = due(known)
     answer(known, renewal, was_reset=True)
@@ -209,10 +209,10 @@ def test_bucket_that_was_reset_elsewhere_is_forgotten():
 
 def test_answer_from_before_another_reset_confirms_nothing():
     known = knowing(1)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     assert not answers(known, 1)
     (renewal,) = due(known)
-    known.look(b"born", 8)
+    known.compare(b"born", 8)
     answer(known, renewal)
     assert not answers(known, 1)
     assert due(known) == [renewal._replace(generation=known.generation)]
@@ -221,7 +221,7 @@ def test_answer_from_before_another_reset_confirms_nothing():
 def test_renewal_that_the_store_could_not_decide_confirms_nothing_and_is_not_repeated():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     (renewal,) = due(known)
     assert renewal.ids == (1,)
     known.renewed(renewal, None, 0, CLOSES)
@@ -233,7 +233,7 @@ def test_renewal_that_the_store_could_not_decide_confirms_nothing_and_is_not_rep
 def test_loss_keeps_the_answers_and_renews_everything():
     known = knowing(1, 2, 3)
     generation = known.generation
-    known.look(b"born again", 0)
+    known.compare(b"born again", 0)
     assert known.generation != generation
     assert answers(known, 1, 2)
     assert sorted(len(ids) for ids, _ in renewals(known, 2)) == [1, 2]
@@ -244,7 +244,7 @@ def test_loss_while_a_renewal_is_on_its_way_renews_that_again():
     known = knowing(1)
     answers(known, 1, at=CLOSES)
     (renewal,) = due(known)
-    known.look(b"born again", 0)
+    known.compare(b"born again", 0)
     answer(known, renewal, at=CLOSES)  # the renewal was written to the lost state
     assert renewals(known) == [((1,), 0)]
 
@@ -252,44 +252,44 @@ def test_loss_while_a_renewal_is_on_its_way_renews_that_again():
 def test_ids_that_are_not_restored_yet_are_asked_for_among_unknown_ones():
     known = knowing(1, 2)
     learn(known, 2, closes_ms=CLOSES + INTERVAL)
-    known.look(b"born again", 0)
+    known.compare(b"born again", 0)
     assert known.unknown(KEY, ALICE, (1, 2, 3), CLOSES) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("resets", [0, 7])
 def test_loss_keeps_the_answers_unless_any_bucket_was_reset_since(resets: int):
     known = KnownIds()
-    known.look(b"born", resets)
+    known.compare(b"born", resets)
     learn(known, 1)
-    known.look(b"born again", resets)
+    known.compare(b"born again", resets)
     assert answers(known, 1)
     assert due(known)[0].resets == 0, "the store may have lost the number of that reset"
-    known.look(b"born once more", resets + 1)
+    known.compare(b"born once more", resets + 1)
     assert not answers(known, 1)
     assert due(known)[0].resets == 0
 
 
 def test_restored_ids_are_taken_for_those_used_lately_first():
     known = KnownIds()
-    known.look(b"born", 0)
+    known.compare(b"born", 0)
     for key in (b"one", b"other"):
         known.learn(key, ALICE, "alice", [1], CLOSES, BEGAN)
-    known.look(b"born again", 0)
+    known.compare(b"born again", 0)
     assert [renewal.key for renewal in due(known)] == [b"other", b"one"]
 
 
 def test_loss_renews_nothing_that_is_dead():
     known = knowing(1)
     learn(known, 2, closes_ms=CLOSES + INTERVAL)
-    known.look(b"other", 0)
+    known.compare(b"other", 0)
     assert renewals(known, at=BEGAN + TTL) == [((2,), 0)]
-    known.look(b"another", 0)
+    known.compare(b"another", 0)
     assert renewals(known, at=BEGAN + 11 * 86_400_000) == []
 
 
 def test_layer_that_dies_while_it_is_restored_is_not_written():
     known = knowing(1, 2, 3)
-    known.look(b"other", 0)
+    known.compare(b"other", 0)
     (renewal,) = due(known, 1)
     answer(known, renewal)
     assert renewals(known, at=BEGAN + TTL) == []
@@ -299,15 +299,15 @@ def test_layer_that_dies_while_it_is_restored_is_not_written():
 def test_loss_restores_no_bucket_that_may_have_been_reset():
     known = knowing(1, 2, 3)
     answers(known, 1, at=CLOSES)  # its renewal waits, too
-    known.look(b"born", 7)
-    known.look(b"other", 7)
+    known.compare(b"born", 7)
+    known.compare(b"other", 7)
     assert renewals(known) == []
     assert not answers(known, 1)
 
 
 def test_reset_before_a_loss_was_noticed_has_buckets_confirmed():
     known = knowing(1)
-    known.look(b"other", 5)
+    known.compare(b"other", 5)
     assert not answers(known, 1)
     confirm(known)
     assert answers(known, 1)
@@ -315,17 +315,17 @@ def test_reset_before_a_loss_was_noticed_has_buckets_confirmed():
 
 def test_reset_after_a_loss_has_buckets_confirmed():
     known = knowing(1)
-    known.look(b"other", 0)
+    known.compare(b"other", 0)
     assert answers(known, 1)
-    known.look(b"other", 5)
+    known.compare(b"other", 5)
     assert not answers(known, 1)
 
 
 def test_reset_before_a_loss_is_no_reset_after_it():
     known = KnownIds()
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     learn(known, 1)
-    known.look(b"other", 0)
+    known.compare(b"other", 0)
     assert answers(known, 1)
 
 
@@ -348,7 +348,7 @@ def test_renewal_of_a_bucket_that_the_node_forgot_is_dropped():
 
 def test_bucket_is_confirmed_although_nobody_asks_for_what_it_holds():
     known = knowing(1)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     learn(known, 2)
     assert known.due
     confirm(known)
@@ -358,7 +358,7 @@ def test_bucket_is_confirmed_although_nobody_asks_for_what_it_holds():
 
 def test_bucket_in_which_nothing_is_alive_needs_no_confirmation():
     known = knowing(1)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     learn(known, 2, closes_ms=CLOSES + TTL)
     assert answers(known, 2, at=BEGAN + TTL)
 
@@ -366,25 +366,25 @@ def test_bucket_in_which_nothing_is_alive_needs_no_confirmation():
 def test_bucket_that_may_have_been_reset_does_not_pass_while_the_store_is_away():
     known = knowing(1)
     assert known.knows(KEY, ALICE, [1], BEGAN)
-    known.look(b"born", 7)
+    known.compare(b"born", 7)
     assert not known.knows(KEY, ALICE, [1], BEGAN)
 
 
 def test_restored_bucket_is_like_any_other():
     known = knowing(1)
-    known.look(b"born again", 5)
+    known.compare(b"born again", 5)
     (renewal,) = due(known)
     assert renewal.resets == 0  # any reset after the loss has a larger number
     answer(known, renewal)
     assert answers(known, 1)
-    known.look(b"born again", 6)
+    known.compare(b"born again", 6)
     assert not answers(known, 1)
 
 
 def test_birth_that_is_not_known_is_no_loss():
     known = knowing(1)
-    known.look(b"", 0)
-    known.look(b"born", 0)
+    known.compare(b"", 0)
+    known.compare(b"born", 0)
     assert renewals(known) == []
 
 
@@ -448,7 +448,7 @@ def test_memory_is_bounded(steps: list[tuple[int, int, int]]):
         known.learn(key, ALICE, "alice", ids, now, now - INTERVAL)
         known.unknown(key, ALICE, ids, now)
         if then == 0:
-            known.look(b"%d" % at, 0)
+            known.compare(b"%d" % at, 0)
         elif then < 5:
             for renewal in due(known, 30, now):
                 answer(known, renewal, at=now, open_ms=INTERVAL * (then > 1))
@@ -473,7 +473,7 @@ def assert_counted(bucket: KnownBucket, most: int) -> None:
 def full(ids: int) -> KnownIds:
     """A node that knows as many ids of alice as there is room for, all in the open layer."""
     known = KnownIds(4 * (BUCKET_BYTES + 400 + ids * ID_BYTES))
-    known.look(b"born", 0)
+    known.compare(b"born", 0)
     for n in range(2 * ids):
         learn(known, n)
     assert ids <= known.ids <= ids + 2

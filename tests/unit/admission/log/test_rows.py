@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import msgpack, structs
 
-from app.admission.answers import decided, held, verdicts_of, without_call, without_store
+from app.admission.answers import decided, suspend, verdicts_of, without_call, without_store
 from app.admission.atomic_asks import AtomicAsks
 from app.admission.compiled import MANNERS, compiled_again, manner_of
 from app.admission.log.rows import ChangeEntry, DecisionEntry, IdsEntry, LogPage
@@ -76,8 +76,8 @@ def logged(
 ) -> tuple[Batch, Row, Decision]:
     """A decision made as by ``Admission``, with the batch and the row that the writer decodes from it."""
     verdicts: Sequence[Verdict]
-    if planned.is_held and (answer is None or answer.kept is None):
-        decision, verdicts = held(planned.ask, planned.charges, 700, away=False)
+    if planned.is_suspended and (answer is None or answer.kept is None):
+        decision, verdicts = suspend(planned.ask, planned.charges, 700, away=False)
     elif answer is not None:
         decision, verdicts = decided(planned, answer, sequential=sequential)
     elif failure is not None:
@@ -273,17 +273,17 @@ def test_held_ask_has_the_verdicts_that_need_no_counter(answer: Answer | None) -
     batch, row, _ = logged(planned, answer)
     assert (row.decision, row.source) == ("throttle", "local")
     assert row.limited_by == LoggedLimit("throttle_factor", None, None, None)
-    assert shown(batch, row) == said(held(ASK, planned.charges, 700, away=False)[1])
+    assert shown(batch, row) == said(suspend(ASK, planned.charges, 700, away=False)[1])
     assert row.order == (None if answer is None else 1_280)
 
 
 def test_kept_answer_is_no_new_decision() -> None:
-    for is_held in (False, True):
+    for is_suspended in (False, True):
         planned = planned_of(ASK)
         assert planned.plan is not None
         context = msgpack.encode(("admit", False, [("q", "e", "b", 5.0, "deny", False)]))
         answer = Answer((result("delay", throttle_ms=30),), context, None, 4_000, 1_280)
-        _, row, _ = logged(structs.replace(planned, is_held=is_held), answer)
+        _, row, _ = logged(structs.replace(planned, is_suspended=is_suspended), answer)
         assert (row.replayed, row.verdicts, row.decision, row.throttle_ms) == (True, [], "delay", 30)
         assert (row.at_ms, row.order) == (4_000, 1_280)
 
@@ -460,7 +460,7 @@ def test_size_of_a_page_is_that_of_its_batch(which: str, plain_ids: bool) -> Non
     head = 400
     assert made.size <= len(made.batch("n", 1, 0)) <= made.size + head
     assert len(made) == 51
-    assert made.held > made.size
+    assert made.memory > made.size
 
 
 @pytest.mark.parametrize("which", [*ASKS, "callers"])

@@ -12,7 +12,7 @@ import pytest
 from msgspec import msgpack, structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.admission.answers import decided, held, without_call, without_store
+from app.admission.answers import decided, suspend, without_call, without_store
 from app.admission.factor import ThrottlingStatus
 from app.admission.metrics.counts import (
     COUNTERS,
@@ -130,9 +130,9 @@ def test_asks_without_a_quota_are_counted_separately(metrics: Metrics):
     nothing = PlannedAsk(ASK, (), None)
     nothing.decision, _ = without_call(nothing, sequential=False)
     metrics.count(nothing, None)
-    on_hold = PlannedAsk(ASK, (), None, True)
-    on_hold.decision, _ = held(ASK, (), 1000, away=False)
-    metrics.count(on_hold, None)
+    suspended_ask = PlannedAsk(ASK, (), None, True)
+    suspended_ask.decision, _ = suspend(ASK, (), 1000, away=False)
+    metrics.count(suspended_ask, None)
     assert value(metrics, "unmatched_asks_total") == 1
     assert (
         value(metrics, "decisions_total", decision="throttle", quota="throttle_factor", source="local") == 1
@@ -338,7 +338,7 @@ def test_held_ask_of_several_tries_is_counted(metrics: Metrics):
     """The store was asked for its kept answer alone, so its answers have no results."""
     charge, _ = judged()
     planned = PlannedAsk(ASK, (charge,), Plan("admit", (), ("alice", bytes(16))), True)
-    planned.decision, _ = held(ASK, (charge,), 1000, away=False)
+    planned.decision, _ = suspend(ASK, (charge,), 1000, away=False)
     assert not metrics.count(planned, Answer((), earlier=Answer(())))
     assert (
         value(metrics, "decisions_total", decision="throttle", quota="throttle_factor", source="local") == 1

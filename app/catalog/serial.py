@@ -13,18 +13,18 @@ from app.catalog.errors import CatalogUnavailableError
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""The pause between two looks for changes."""
+"""The pause between two polls for changes."""
 
 
-class DatabaseTurns:
-    """A queue for work: each piece has its turn, which lasts until the work ends."""
+class SerialExecutor:
+    """Runs pieces of work one after another; the next piece begins when the last one has ended."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._follower: asyncio.Task[None] | None = None
 
-    async def take(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
-        """Do work in its turn. The work gets its deadline; waiting for the turn counts towards it.
+    async def run(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
+        """Run a piece of work after the pieces before it; the wait counts towards the deadline that it gets.
 
         Raises:
             CatalogUnavailableError: the work took too long.
@@ -32,32 +32,32 @@ class DatabaseTurns:
         until = sql.deadline()
         try:
             async with asyncio.timeout_at(until):
-                await self._turn.acquire()
+                await self._lock.acquire()
         except TimeoutError as error:
             raise _late() from error
-        return await within(work(until), until, ended=lambda _: self._turn.release())
+        return await within(work(until), until, ended=lambda _: self._lock.release())
 
     def follow(
-        self, look: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]
+        self, poll: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]
     ) -> None:
-        """Begin to look for changes in regular turns; ``failed`` is called when a look fails."""
-        self._follower = asyncio.create_task(self._follow(look, failed), name="follow the catalog")
+        """Begin to poll for changes; ``failed`` is called when a poll fails."""
+        self._follower = asyncio.create_task(self._follow(poll, failed), name="follow the catalog")
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Stop looking for changes, wait for the work under way, and do the last piece of work."""
+        """Stop polling for changes, wait for the work under way, and do the last piece of work."""
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.wait({self._follower}, timeout=1)
         with suppress(CatalogUnavailableError):
-            await self.take(lambda _: last())
+            await self.run(lambda _: last())
 
     async def _follow(
-        self, look: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]
+        self, poll: Callable[[], Coroutine[Any, Any, None]], failed: Callable[[Exception], None]
     ) -> None:
         while True:
             await asyncio.sleep(POLL_S)
             try:
-                await self.take(lambda _: look())
+                await self.run(lambda _: poll())
             except Exception as error:  # noqa: BLE001 - a follower that dies would go unnoticed
                 failed(error)
 
