@@ -287,7 +287,7 @@ def test_files_that_are_merged_during_a_run_end_it_and_the_next_run_goes_on(
     log.write_batches(log.hours[0])
     log.audit()
     log.write_batches(log.hours[1])
-    before, listing = log.state.read_bytes(), continued_audit.log_files
+    before, listing = log.state.read_bytes(), files.log_files
 
     def before_a_merge(url: str) -> dict[str, int]:
         found = listing(url)
