@@ -29,8 +29,7 @@ SLOW = Traffic(seed=2, events=1_500, rate=5.0, principals=30)
 BUSY = "team-0001"
 START_MS = 1_795_255_200_000
 CALL = 20
-PATIENT = {"QUOTAGATE_STORE_BUDGET_MS": "1000"}
-"""So that a busy machine is no outage."""
+IN_CALLERS_TIME = {"QUOTAGATE_CLOCK": "caller"}
 OUTCOMES = ("admit", "delay", "throttle", "reject")
 Answers = Sequence[Mapping[str, Any]]
 
@@ -43,7 +42,7 @@ def store() -> Iterator[Server]:
 
 @pytest.fixture
 def logged(tmp_path: Path, store: Server) -> Iterator[Logged]:
-    with two_nodes(tmp_path / "log", PATIENT, store_url=store.url) as found, workers(found):
+    with two_nodes(tmp_path / "log", store_url=store.url) as found, workers(found):
         yield found
 
 
@@ -137,18 +136,17 @@ def whatif(logged: Logged, quotas: Path, out: Path) -> dict[str, Any]:
 
 def test_half_of_the_limits_are_decided_as_a_real_service_decides_them(tmp_path: Path):
     """The same asks in the callers' time: the table is that of a service that has half of the limits."""
-    in_callers_time = PATIENT | {"QUOTAGATE_CLOCK": "caller"}
     file, out = tmp_path / "half.yaml", tmp_path / "out"
     file.write_text(text_of(halved()))
-    with running(environment=settings(tmp_path / "log") | in_callers_time) as node:
+    with running(environment=settings(tmp_path / "log") | IN_CALLERS_TIME) as node:
         logged = Logged((node, node), tmp_path / "log")
         with workers(logged):
             before = driven(node, DEFINITIONS)
             logged.until_written(len(before))
         words = ("--quotas", str(file), "--out", str(out))
-        ran = logged.run("whatif", *words, environment=in_callers_time)
+        ran = logged.run("whatif", *words, environment=IN_CALLERS_TIME)
         assert ran.returncode == 0, ran.stdout + ran.stderr
-    with running(environment=in_callers_time) as node:
+    with running(environment=IN_CALLERS_TIME) as node:
         after = driven(node, halved())
 
     summary = json.loads((out / "summary.json").read_text())
