@@ -190,8 +190,7 @@ class Metrics:
             touch(counts.tokens, (quota.key, charge.bucket), now, result.remaining, throttled)
         else:
             touch(counts.rates, (quota.key, charge.bucket), now, result.observed, throttled)
-        if compiled.counts_ids:
-            assert isinstance(result, IdsResult)
+        if compiled.counts_ids and isinstance(result, IdsResult):
             left = result.remaining - _refused_ids(ask, charge, result)
             self._filled(Fill(charge.bucket, result.remembered, result.fill, left), now)
         elif compiled.field == "connections":
