@@ -186,7 +186,7 @@ def _verdict(names: VerdictFields, result: ChargeResult) -> Verdict:
         result.observed if is_known else None,
         result.remaining if is_known else None,
         result.reason,
-        result.largest,
+        result.largest if result.reason == "too_large" else None,
     )
 
 

@@ -14,7 +14,7 @@ from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.encoding import answers_of
-from app.store.port import Charge, ChargeResult, StoreCalls, StoreError
+from app.store.port import Charge, ChargeResult, IdsResult, StoreCalls, StoreError
 
 SLACK_MS: Final = 60_000
 
@@ -126,15 +126,15 @@ def _known_ms(quota: Quota) -> int:
 
 def _status(charge: Charge, result: ChargeResult) -> BucketStatus:
     quota = charge.quota
-    has_ids, has_tokens = quota.algorithm == "producer_ids", quota.algorithm == "token_bucket"
+    ids = result if isinstance(result, IdsResult) else None
     return BucketStatus(
         bucket=charge.bucket,
         quota=quota.key,
         observed=result.observed,
         remaining=result.remaining,
-        tokens=result.remaining if has_tokens else None,
-        layers=result.layers if has_ids else None,
-        fill=(result.fill if result.layers else 0.0) if has_ids else None,  # a dead layer holds nothing
-        remembered_ids=int(result.remembered) if has_ids else None,
-        charged_ids=int(result.observed) if has_ids else None,
+        tokens=result.remaining if quota.algorithm == "token_bucket" else None,
+        layers=None if ids is None else ids.layers,
+        fill=None if ids is None else ids.fill if ids.layers else 0.0,  # a dead layer holds nothing
+        remembered_ids=None if ids is None else int(ids.remembered),
+        charged_ids=None if ids is None else int(ids.observed),
     )

@@ -46,9 +46,9 @@ class LadderRung(NamedTuple):
     """A rung on which quotas are set.
 
     Attributes:
-        find: finds a quota by names; None on the rung of a default.
+        find: finds a quota by names; None if the rung is a default.
         name, other: the names to look up, as indexes of ``TYPES``; ``_ONE`` instead of a second one.
-        default: the quota, on the rung of a default.
+        default: the quota, if the rung is a default.
         kind: the kind of the bucket that it charges.
     """
 

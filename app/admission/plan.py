@@ -19,7 +19,7 @@ from app.domain.retry import content_of
 from app.domain.usage import spreads_of
 from app.domain.volumes import scaled_quota
 from app.store.compiled_quota import DENY
-from app.store.port import Answer, Charge, Plan
+from app.store.port import Answer, Charge, LeaseResult, Plan
 
 RETRY_BYTES: Final = 16
 
@@ -169,6 +169,6 @@ def granted_by(ask: Ask, plan: Plan, answer: Answer) -> dict[str, float]:
     slices = {
         charge.compiled.field: result.granted
         for charge, result in zip(plan.charges, answer.results, strict=True)
-        if not charge.quota.shadow
+        if isinstance(result, LeaseResult) and not charge.quota.shadow
     }
     return granted_of(ask.usage, slices)

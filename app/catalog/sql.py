@@ -180,7 +180,7 @@ class Sql:
             return (await _rows_of(connection, [entity])).get(entity, [])
 
     async def page(self, wanted: Filter, after: str | None, limit: int) -> tuple[int, list[list[QuotaRow]]]:
-        """The catalog's version, and the rows of the first entities after one, in one statement."""
+        """The catalog's version, and the rows of the next entities after ``after``, by one statement."""
         query = lists.page(wanted, None if after is None else (after, _hash(after)), limit)
         async with self.reading() as connection:
             found = (await connection.execute(query)).mappings().all()

@@ -149,7 +149,7 @@ class Settings(BaseSettings):
     open_to: Networks = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
     """Networks, separated by commas, that may ask for decisions without a key; may be empty."""
     allowed_hosts: HostNames = ("localhost",)
-    """Host names, separated by commas, that loopback callers without a key may use; addresses always work."""
+    """Host names, separated by commas, for URLs of loopback callers without a key; addresses always work."""
     hash_secret: Annotated[HashSecret | None, BeforeValidator(_empty_is_none), Field(repr=False)] = None
     """Key for hashing producer ids: 32 bytes in hex. Without it, one is generated and kept in the catalog."""
 

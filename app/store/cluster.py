@@ -105,9 +105,9 @@ class PrimaryStore(RedisStore):
         """The connection for calls."""
         return self._calls
 
-    def answers(self, reply: Any) -> list[Answer] | Exception:
-        """The answers of a reply, or its error."""
-        return self._answers(reply)
+    def answers(self, reply: Any, plans: Sequence[Plan]) -> list[Answer] | Exception:
+        """The answers of a reply to plans, or its error."""
+        return self._answers(reply, plans)
 
     def send(self, command: Command, done: Done) -> None:
         """Send one command; see ``RedisStore``."""
@@ -234,7 +234,7 @@ class _SlotCalls:
             at.load(lambda loaded: self._loaded(at, slot, places, loaded))
         elif _is_of_slot(reply):
             self._follow(at, slot, places, reply)
-        elif isinstance(answers := at.answers(reply), Exception):
+        elif isinstance(answers := at.answers(reply, [self._plans[place] for place in places]), Exception):
             failed = _as_failure(answers)
             if at is self._primary:
                 self._failures += [failed] * sum(self._answers[place] is None for place in places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import msgpack, structs
@@ -14,7 +14,19 @@ from app.domain.decision import OUTCOMES, REASONS
 from app.domain.undo import Stamp
 from app.store.compiled_quota import BETWEEN
 from app.store.keys import BIRTH_KEY, reset_key, retry_key
-from app.store.port import SPREAD_BYTES, Answer, Charge, ChargeResult, Plan, StoreCalls, StoreError
+from app.store.port import (
+    SPREAD_BYTES,
+    Answer,
+    Charge,
+    ChargeResult,
+    IdsResult,
+    LeaseResult,
+    Plan,
+    StoreCalls,
+    StoreError,
+    UndoResult,
+    UnitsResult,
+)
 
 _CALL: Final = struct.Struct("<BBd")
 _ASK: Final = struct.Struct("<BBdH")
@@ -24,10 +36,13 @@ _OUTCOMES: Final = struct.Struct("<HH")
 HISTORY_BYTES: Final = 16
 FULL, _KEPT, _UNREADABLE, BRIEF, STAMPED = range(5)
 """The first byte of an answer; a brief one has two numbers for each quota, and all quotas admit."""
-_IS_SPREAD: Final = b"\xc1"
+_OTHER_SLOTS: Final = b"\xc1"
 """The first byte of a context with the results of other slots; no msgpack begins with it."""
-UNKNOWN_RESULT: Final = ChargeResult("admit")
-"""The placeholder of an unknown result, such as one from a slot whose primary is away."""
+_TOO_LARGE: Final = REASONS.index("too_large")
+_LAYER: Final = 4
+"""The value of one live layer in the byte that also holds the clock correction.
+
+The shared byte leaves the length of kept answers unchanged."""
 _CHARGED: Final = struct.Struct("<ddd")
 _STAMP: Final = struct.Struct("<dd16s")
 _LEASE: Final = struct.Struct("<16sd")
@@ -52,15 +67,15 @@ def encode_call(
     return _CALL.pack(caller_clock, sequential + 2 * logged + 4 * brief, max_ids)
 
 
-def read_reply(reply: Sequence[Any], *, logged: bool) -> list[Answer]:
-    """The answers of a call; in a logged call each has its place in the store's order."""
+def read_reply(reply: Sequence[Any], plans: Sequence[Plan], *, logged: bool) -> list[Answer]:
+    """The answers to the first plans of a call; in a logged call each has its place in the store's order."""
     at_ms = reply[0]
     if not logged:
-        return [decode_answer(packed, at_ms) for packed in reply[1:]]
+        return [decode_answer(packed, plan, at_ms) for plan, packed in zip(plans, reply[1:], strict=False)]
     first, found = reply[-2] * ORDER_STEP, dict(_id_outcomes(reply[-1]))
     return [
-        decode_answer(packed, at_ms, first + place if first else None, found.get(place, b""))
-        for place, packed in enumerate(reply[1:-2])
+        decode_answer(packed, plan, at_ms, first + place if first else None, found.get(place, b""))
+        for place, (plan, packed) in enumerate(zip(plans, reply[1:-2], strict=False))
     ]
 
 
@@ -104,25 +119,35 @@ def encode_plan(plan: Plan, keys: list[bytes], *, clustered: bool = False) -> by
 
 
 def decode_answer(
-    packed: bytes, at_ms: int = 0, order: int | None = None, id_outcomes: bytes = b""
+    packed: bytes,
+    plan: Plan | None = None,
+    at_ms: int = 0,
+    order: int | None = None,
+    id_outcomes: bytes = b"",
 ) -> Answer:
-    """One answer of the script."""
+    """One answer of the script.
+
+    Args:
+        plan: its plan; without it, results have only the fields that are common to all kinds.
+    """
     first = packed[0]
     if first == BRIEF:
-        results = tuple([ChargeResult("admit", None, 0, 0, *pair) for pair in _BRIEF.iter_unpack(packed[1:])])
+        results: tuple[ChargeResult, ...] = tuple(
+            [UnitsResult("admit", None, 0, 0, *pair) for pair in _BRIEF.iter_unpack(packed[1:])]
+        )
         return Answer(results, None, None, at_ms, order, id_outcomes, True, packed)
     if first == FULL:
-        results = _decode_results(packed[1:])
+        results = _decode_results(packed[1:], plan)
         return Answer(results, None, None, at_ms, order, id_outcomes, _admit(results), packed)
     if first == STAMPED:
-        return _stamped_answer(packed, at_ms, order, id_outcomes)
+        return _stamped_answer(packed, plan, at_ms, order, id_outcomes)
     if first == _UNREADABLE:
         return Answer((), error=StoreError("response", packed[1:].decode(errors="replace")))
     (length,) = _CONTEXT.unpack_from(packed, 1)
-    context, results = packed[3 : 3 + length], _decode_results(packed[3 + length :])
-    if context[:1] == _IS_SPREAD:
+    context, results = packed[3 : 3 + length], _decode_results(packed[3 + length :], None)
+    if context[:1] == _OTHER_SLOTS:
         context, places, others = msgpack.decode(context[1:], type=tuple[bytes, list[int], bytes])
-        results = _in_places(results, places, _decode_results(others))
+        results = _in_places(results, places, _decode_results(others, None))
     return Answer(results, context, None, at_ms, order)
 
 
@@ -130,14 +155,14 @@ def _admit(results: Iterable[ChargeResult]) -> bool:
     return all(result.outcome == "admit" and result.reason is None for result in results)
 
 
-def spread_context(context: bytes, places: Sequence[int], results: Sequence[ChargeResult]) -> bytes:
+def with_other_slots(context: bytes, places: Sequence[int], results: Sequence[ChargeResult]) -> bytes:
     """The context of an answer that is kept in one slot, with the results of the other slots.
 
     Args:
         places: the indexes of these results in the whole answer.
     """
     packed = b"".join(map(_pack_result, results))
-    return _IS_SPREAD + msgpack.encode((context, places, packed))
+    return _OTHER_SLOTS + msgpack.encode((context, places, packed))
 
 
 def _in_places(
@@ -154,26 +179,35 @@ def packed_results(results: Iterable[ChargeResult]) -> bytes:
 
 
 def _pack_result(result: ChargeResult) -> bytes:
+    clock, number, second, third = result.correction, result.largest, 0.0, 0.0
+    if isinstance(result, IdsResult):
+        clock += _LAYER * result.layers
+        number = number or result.open_ms or -result.unseen
+        second, third = result.remembered, result.fill
+    elif isinstance(result, UnitsResult):
+        second, third = result.lapsed, result.forgiven
     return _RESULT.pack(
         OUTCOMES.index(result.outcome),
         REASONS.index(result.reason),
-        result.clock,
+        clock,
         result.throttle_ms,
         result.observed,
         result.remaining,
-        result.given,
-        result.remembered,
-        result.fill,
+        number,
+        second,
+        third,
     )
 
 
-def _stamped_answer(packed: bytes, at_ms: int, order: int | None, id_outcomes: bytes) -> Answer:
+def _stamped_answer(
+    packed: bytes, plan: Plan | None, at_ms: int, order: int | None, id_outcomes: bytes
+) -> Answer:
     quotas = (len(packed) - 1 - HISTORY_BYTES) // (_RESULT.size + _CHARGED.size)
     ends = 1 + quotas * _RESULT.size
     history = packed[-HISTORY_BYTES:]
     charged = _CHARGED.iter_unpack(packed[ends:-HISTORY_BYTES])
     stamps = tuple(Stamp(birth, charged_ms, taken, history) for birth, charged_ms, taken in charged)
-    results = _decode_results(packed[1:ends])
+    results = _decode_results(packed[1:ends], plan)
     return Answer(results, None, None, at_ms, order, id_outcomes, _admit(results), packed, stamps)
 
 
@@ -214,13 +248,77 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan]) -> list[Answer]:
     return answers
 
 
-def _decode_results(packed: bytes) -> tuple[ChargeResult, ...]:
-    return tuple(
+def _decode_results(packed: bytes, plan: Plan | None) -> tuple[ChargeResult, ...]:
+    kind = _common_result if plan is None else _OF_MODE.get(plan.mode)
+    if kind is not None:
+        return tuple([kind(*row) for row in _RESULT.iter_unpack(packed)])
+    first: tuple[ChargeResult, ...] = ()
+    if plan is not None and plan.charges and plan.charges[0].compiled.counts_ids:  # no other can count ids
+        first = (_ids_result(*_RESULT.unpack_from(packed)),)
+        packed = packed[_RESULT.size :]
+    return first + tuple(
         [
-            ChargeResult(OUTCOMES[outcome], REASONS[reason], clock, int(throttle_ms), *rest)
-            for outcome, reason, clock, throttle_ms, *rest in _RESULT.iter_unpack(packed)
+            UnitsResult(OUTCOMES[outcome], REASONS[reason], clock, int(throttle_ms), *numbers)
+            for outcome, reason, clock, throttle_ms, *numbers in _RESULT.iter_unpack(packed)
         ]
     )
+
+
+def _ids_result(
+    outcome: int,
+    reason: int,
+    clock: int,
+    throttle_ms: float,
+    observed: float,
+    remaining: float,
+    number: float,
+    remembered: float,
+    fill: float,
+) -> IdsResult:
+    head = OUTCOMES[outcome], REASONS[reason], clock % _LAYER, int(throttle_ms), observed, remaining
+    layers = clock // _LAYER
+    if reason == _TOO_LARGE:
+        return IdsResult(*head, number, remembered, fill, layers)
+    if number < 0:
+        return IdsResult(*head, 0.0, remembered, fill, layers, 0, int(-number))
+    return IdsResult(*head, 0.0, remembered, fill, layers, int(number))
+
+
+def _common_result(
+    outcome: int, reason: int, clock: int, throttle_ms: float, *numbers: float
+) -> ChargeResult:
+    observed, remaining, number, _, _ = numbers
+    head = OUTCOMES[outcome], REASONS[reason], clock % _LAYER, int(throttle_ms), observed, remaining
+    return ChargeResult(*head, number if reason == _TOO_LARGE else 0.0)
+
+
+def _lease_result(outcome: int, reason: int, clock: int, throttle_ms: float, *numbers: float) -> LeaseResult:
+    observed, remaining, number, lapsed, held = numbers
+    largest, granted = (number, 0.0) if reason == _TOO_LARGE else (0.0, max(number, 0.0))
+    head = OUTCOMES[outcome], REASONS[reason], clock, int(throttle_ms), observed, remaining, largest
+    return LeaseResult(*head, lapsed, held=held, granted=granted)
+
+
+def _undo_result(outcome: int, reason: int, clock: int, throttle_ms: float, *numbers: float) -> UndoResult:
+    observed, remaining, given_back, lapsed, forgiven = numbers
+    head = OUTCOMES[outcome], REASONS[reason], clock, int(throttle_ms), observed, remaining
+    return UndoResult(*head, 0.0, lapsed, forgiven, given_back)
+
+
+_OF_MODE: Final[Mapping[str, Callable[..., ChargeResult]]] = {
+    "hold": _lease_result,
+    "peek_hold": _lease_result,
+    "settle": _lease_result,
+    "undo": _undo_result,
+}
+"""The kind of all results of a mode; in other modes the kind of a result is that of its charge."""
+
+
+def unknown_result(mode: str, charge: Charge) -> ChargeResult:
+    """The placeholder of a result that is not known, such as one from a slot whose primary is away."""
+    if mode in _OF_MODE:
+        return LeaseResult("admit")
+    return IdsResult("admit") if charge.compiled.counts_ids else UnitsResult("admit")
 
 
 def encode_plans(plans: Sequence[Plan], *, clustered: bool = False) -> tuple[list[bytes], list[bytes]]:

@@ -19,10 +19,6 @@ from app.store.compiled_quota import CompiledQuota
 
 SPREAD_BYTES: Final = 32
 """The size in bytes of a hashed producer id, its spread, in a call to the store."""
-LAYER: Final = 4
-"""The value of one live layer in the byte that also holds the clock correction.
-
-The shared byte leaves the length of kept answers unchanged."""
 NONE_KNOWN: Final[Mapping[bytes, int]] = MappingProxyType({})
 
 
@@ -140,74 +136,77 @@ class Plan(Struct, gc=False):
 
 
 class ChargeResult(Struct, frozen=True, gc=False):
-    """The answer of the store to one charge.
+    """The answer of the store to one charge, as far as it is the same for every kind.
+
+    The results of a kept answer, and of asks read from the log, have only these fields.
 
     Attributes:
-        clock: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was behind
-            by more than a window, and the bucket was moved back; plus 4 for each live layer of producer ids.
+        correction: 0; 1 if the clock was behind the bucket, whose newest time was used instead; 2 if it was
+            behind by more than a window, and the bucket was moved back.
         observed, remaining: the bucket after the ask's effect, in the limit's unit; not a number if unknown.
-        given: its meaning depends on the mode; see the properties.
-        remembered: for producer ids how many the bucket remembers; see ``lapsed``.
-        fill: for producer ids the fill of the newest filter, from 0 to 1; see ``forgiven`` and ``held``.
+        largest: with reason ``too_large``, the most that an empty bucket can hold; otherwise 0.
     """
 
     outcome: Outcome
     reason: Reason | None = None
-    clock: int = 0
+    correction: int = 0
     throttle_ms: int = 0
     observed: float = math.nan
     remaining: float = math.nan
-    given: float = 0.0
+    largest: float = 0.0
+
+
+class IdsResult(ChargeResult, frozen=True, gc=False):
+    """The answer to a charge of producer ids.
+
+    Attributes:
+        remembered: how many ids the bucket remembers.
+        fill: the fill of the newest filter, from 0 to 1.
+        layers: how many layers are live.
+        open_ms: how long the layer that now holds all ids of the ask stays open; 0 if no layer holds all of
+            them, and for a peek.
+        unseen: if the ask is throttled, how many of its ids are unseen.
+    """
+
     remembered: float = 0.0
     fill: float = 0.0
+    layers: int = 0
+    open_ms: int = 0
+    unseen: int = 0
 
-    @property
-    def correction(self) -> int:
-        """The clock correction: 0, 1 or 2, as in ``clock``."""
-        return self.clock % LAYER
 
-    @property
-    def layers(self) -> int:
-        """How many layers of producer ids are live; otherwise 0."""
-        return self.clock // LAYER
+class UnitsResult(ChargeResult, frozen=True, gc=False):
+    """The answer to a charge of units.
 
-    @property
-    def largest(self) -> float | None:
-        """With reason ``too_large``, the most that an empty bucket can hold."""
-        return self.given if self.reason == "too_large" else None
+    Attributes:
+        lapsed: the units of unsettled leases that ended before the ask.
+        forgiven: for a token bucket, how many units of its debt were forgiven.
+    """
 
-    @property
-    def open_ms(self) -> int:
-        """For producer ids, how long the layer that now holds all ids of the ask stays open.
+    lapsed: float = 0.0
+    forgiven: float = 0.0
 
-        0 if no layer holds all of them; always 0 for a peek.
-        """
-        return 0 if self.reason == "too_large" else int(max(self.given, 0.0))
 
-    @property
-    def forgiven(self) -> float:
-        """For a token bucket, how many units of its debt were forgiven."""
-        return self.fill
+class LeaseResult(UnitsResult, frozen=True, gc=False):
+    """The answer to a hold, to a peek at one, or to a settlement; it does not say what was forgiven.
 
-    @property
-    def unseen(self) -> int:
-        """For producer ids that are throttled, how many are unseen."""
-        return int(max(-self.given, 0))
+    Attributes:
+        held: the units that the bucket holds now, for all leases.
+        granted: the units that are held for this lease if every quota admits, or in a peek would be.
+    """
 
-    @property
-    def held(self) -> float:
-        """In modes hold, peek_hold and settle, the units that the bucket holds now."""
-        return self.fill
+    held: float = 0.0
+    granted: float = 0.0
 
-    @property
-    def lapsed(self) -> float:
-        """For a quota of units, the units of unsettled leases that ended before the ask."""
-        return self.remembered
 
-    @property
-    def granted(self) -> float:
-        """In mode hold, the units held now, if every quota admits; in mode peek_hold, those that would be."""
-        return 0.0 if self.reason == "too_large" else max(self.given, 0.0)
+class UndoResult(UnitsResult, frozen=True, gc=False):
+    """The answer to the undo of a charge.
+
+    Attributes:
+        given_back: the units that were given back.
+    """
+
+    given_back: float = 0.0
 
 
 class Undone(NamedTuple):
@@ -320,7 +319,7 @@ class Mark(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A misconfiguration of a store that decides nevertheless: one word for the metric, and a sentence."""
+    """A misconfiguration of a store that still decides: one word for the metric, and a sentence."""
 
     name: str
     detail: str

@@ -170,13 +170,13 @@ class RedisStore:
             if isinstance(reply, MissingFunctionError):
                 self._send(("FUNCTION", "LOAD", "REPLACE", self._library.code), loaded)
             else:
-                done(self._answers(reply))
+                done(self._answers(reply, plans))
 
         def loaded(reply: Any) -> None:
             if isinstance(reply, Exception):
                 done(reply)
             else:
-                self._send(call, lambda again: done(self._answers(again)))
+                self._send(call, lambda again: done(self._answers(again, plans)))
 
         self._send(call, came)
 
@@ -186,11 +186,11 @@ class RedisStore:
             keys.append(order_key)
         return ("FCALL", self._library.name, len(keys), *keys, self._call, *arguments)
 
-    def _answers(self, reply: Any) -> list[Answer] | Exception:
+    def _answers(self, reply: Any, plans: Sequence[Plan]) -> list[Answer] | Exception:
         if isinstance(reply, Exception):
             return reply
         try:
-            answers = read_reply(reply, logged=self._logged)
+            answers = read_reply(reply, plans, logged=self._logged)
         except Exception as error:  # noqa: BLE001  a reply of another script; the caller names it
             return error
         self.now_ms = reply[0]

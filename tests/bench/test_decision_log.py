@@ -85,7 +85,7 @@ def test_waiting_rows_hold_no_more_memory_than_they_may(made: Callable[[int], As
         charges = TABLES.charges(ask)
         decision = Decision(outcome, 0, outcome == "admit", len(charges), "store", None)
         results = [ChargeResult(outcome, observed=0.1, remaining=99.0)] * len(charges)
-        answer = decode_answer(packed_results(results), rows, rows, bytes(len(ask.producer_ids or ())))
+        answer = decode_answer(packed_results(results), None, rows, rows, bytes(len(ask.producer_ids or ())))
         log.decided(PlannedAsk(ask, charges, None, decision=decision), answer, (), None)
         rows += 1
     held, _ = tracemalloc.get_traced_memory()

@@ -82,7 +82,7 @@ def delayed(ms: int) -> Reply:
 
 
 def every(request: Request) -> Reply:
-    """Admit each ask of a batch; ``applied`` is the number that the ask has as its principal."""
+    """Admit each ask of a batch; ``applied`` is the ask's principal, read as a number."""
     decisions = [{**ADMITTED, "applied": int(ask["principal"])} for ask in request.body["asks"]]
     return answer({"decisions": decisions})
 

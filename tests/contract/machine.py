@@ -50,7 +50,7 @@ from app.domain.quota import KEYS, MAX_THROTTLE_MS, Algorithm, Quota
 from app.domain.usage import ids_of
 from app.store.encoding import answers_of
 from app.store.keys import RESETS_KEY, bucket_key
-from app.store.port import Answer, Charge, ChargeResult, Mark, Plan
+from app.store.port import Answer, Charge, IdsResult, LeaseResult, Mark, Plan, UnitsResult
 from app.store.redis import RedisStore
 from app.store.script import CHECK_FULL_EVERY_MS, SCRIPT
 from tests.contract.histories import ENTITIES, IDS, asks, entities_of, layers, quotas
@@ -528,18 +528,20 @@ class Machine(RuleBasedStateMachine):
             (answer,) = self.loop.run_until_complete(self.store.decide([plan]))
             self.met["renewal"] += 1
             expected = self.oracle.renew(ask, applied, known.resets, known.birth, self.now)
-            if answer.results[0].outcome != expected:
+            (result,) = answer.results
+            assert isinstance(result, IdsResult)
+            if result.outcome != expected:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle: {expected}")
             self.met["renewal of what was reset"] += expected == "reject"
             self.met["renewal of what another state had"] += expected == "throttle"
             bucket = self._bucket(plan.charges[0])
             assert isinstance(bucket, IdsBucket)
             remembered = bucket.state.remembered(max(self.now, bucket.newest_ms or 0), applied.quota.layers)
-            if answer.results[0].remembered != remembered:
+            if result.remembered != remembered:
                 raise Difference(f"{ask}\nrenewal: {answer}\noracle remembers {remembered}")
             if expected == "admit":
                 at = max(self.now, bucket.newest_ms or 0)
-                self._compare_open(ask, plan.charges[0], answer.results[0], bucket.state, at)
+                self._compare_open(ask, plan.charges[0], result, bucket.state, at)
             self._compare_expiry([charge.key for charge in plan.charges])
 
     @rule(data=st.data(), key=st.sampled_from(list(KEYS)))
@@ -635,7 +637,7 @@ class Machine(RuleBasedStateMachine):
             got = replace(got, charged=grants)
             if (got, granted) != expected:
                 raise Difference(f"{ask} {lease!r}\nstore:  {got} {granted}\noracle: {expected}")
-            self._compare_lapsed(ask, charges, answer)
+            self._compare_lapsed(ask, answer)
             if granted:
                 self.leases.append((ask, lease, granted))
             too_many = got.limited_by is not None and got.limited_by.reason == "capacity"
@@ -649,7 +651,7 @@ class Machine(RuleBasedStateMachine):
         """Compare the grant of each bucket in a look; the next lease shows that the look changed nothing."""
         expected = self.oracle.peek_hold(ask, self.quotas, RULES, self.now, caller)
         (answer,) = self.loop.run_until_complete(self.store.decide([with_(plan, mode="peek_hold")]))
-        got = tuple(result.granted for result in answer.results)
+        got = tuple(result.granted for result in answer.results if isinstance(result, LeaseResult))
         if got != expected:
             raise Difference(f"{ask}\nthe store would grant {got}, the oracle {expected}")
         self.met["peek at a lease"] += 1
@@ -667,18 +669,14 @@ class Machine(RuleBasedStateMachine):
         settled = any(result.outcome == "admit" for result in answer.results)
         if settled != expected:
             raise Difference(f"{ask} {lease!r}\nstore settled: {settled}\noracle: {expected}")
-        self._compare_lapsed(ask, charges, answer)
+        self._compare_lapsed(ask, answer)
         self._compare_expiry(charge.key for charge in plan.charges)
         self.met["lease settled"] += settled
         self.met["lease over"] += not settled
 
-    def _compare_lapsed(self, ask: Ask, charges: Sequence[Charge], answer: Answer) -> None:
+    def _compare_lapsed(self, ask: Ask, answer: Answer) -> None:
         """Compare the units of lapsed leases in the answer."""
-        lapsed = sum(
-            result.lapsed
-            for charge, result in zip(charges, answer.results, strict=True)
-            if not charge.compiled.counts_ids
-        )
+        lapsed = sum(result.lapsed for result in answer.results if isinstance(result, UnitsResult))
         if lapsed != self.oracle.lapsed:
             raise Difference(f"{ask}\nlapsed in the store: {lapsed}, in the oracle: {self.oracle.lapsed}")
 
@@ -745,7 +743,7 @@ class Machine(RuleBasedStateMachine):
     def _check_hidden(self, planned: PlannedAsk, answer: Answer, expected: Decision, now: int) -> None:
         """Compare hidden state: forgiven debts, remembered ids, live layers, clocks, leases."""
         ask = planned.ask
-        self._compare_lapsed(ask, planned.charges, answer)
+        self._compare_lapsed(ask, answer)
         refused = expected.decision in ("throttle", "reject")
         if self.oracle.lapsed:
             self.met[f"lapse at a {'refusal' if refused else 'charge'}"] += 1
@@ -760,10 +758,12 @@ class Machine(RuleBasedStateMachine):
             if result.reason == "store_full":
                 continue
             if isinstance(bucket, TokensBucket) and ask.mode != "peek":
+                assert isinstance(result, UnitsResult)
                 if result.forgiven != bucket.forgiven:
                     raise Difference(f"{ask}\nstore forgave {result.forgiven}, oracle {bucket.forgiven}")
                 self._count_forgiven(ask, expected, result)
             if isinstance(bucket, IdsBucket) and ask.mode != "peek":
+                assert isinstance(result, IdsResult)
                 at = max(now, bucket.newest_ms or 0)
                 remembered = bucket.state.remembered(at, charge.quota.layers)
                 if result.remembered != remembered:
@@ -777,9 +777,7 @@ class Machine(RuleBasedStateMachine):
                 if result.fill != bucket.state.fill():
                     raise Difference(f"{ask}\nstore is filled {result.fill}, oracle {bucket.state.fill()}")
 
-    def _compare_open(
-        self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
-    ) -> None:
+    def _compare_open(self, ask: Ask, charge: Charge, result: IdsResult, state: ProducerIds, at: int) -> None:
         """Compare the reported time until the open layer closes, if it holds all ids of the ask."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
         expected = state.open_ms(spreads, at, charge.quota.layers)
@@ -790,7 +788,7 @@ class Machine(RuleBasedStateMachine):
             raise Difference(f"{ask}\nstore says open for {result.open_ms}, oracle {expected}")
 
     def _compare_unseen(
-        self, ask: Ask, charge: Charge, result: ChargeResult, state: ProducerIds, at: int
+        self, ask: Ask, charge: Charge, result: IdsResult, state: ProducerIds, at: int
     ) -> None:
         """Compare the number of new ids in the answer to a throttled ask."""
         spreads = [charge.spreads[i : i + 32] for i in range(0, len(charge.spreads), 32)]
@@ -802,7 +800,7 @@ class Machine(RuleBasedStateMachine):
         if not (max(expected, 1) <= result.unseen <= len(spreads) if is_throttled else result.unseen == 0):
             raise Difference(f"{ask}\nstore says {result.unseen} are unseen, oracle {expected}")
 
-    def _count_forgiven(self, ask: Ask, decision: Decision, result: ChargeResult) -> None:
+    def _count_forgiven(self, ask: Ask, decision: Decision, result: UnitsResult) -> None:
         refused = decision.decision in ("throttle", "reject")
         by = "by a refund" if ask.mode == "refund" else "at a refusal" if refused else "by a charge"
         self.met[f"forgiven {by}"] += result.forgiven > 0

@@ -36,7 +36,7 @@ from app.domain.quota import Layers, Quota
 from app.domain.usage import ids_of, spreads_of
 from app.store.encoding import answers_of
 from app.store.keys import RESETS_KEY, bucket_key
-from app.store.port import Answer, Mark, Plan, StoreError
+from app.store.port import Answer, IdsResult, Mark, Plan, StoreError
 from app.store.redis import RedisStore
 from app.store.script import SCRIPT
 from tests.contract.machine import Difference
@@ -499,7 +499,9 @@ class Nodes(RuleBasedStateMachine):
             self._compare(planned, reply.expected)
             self.met["refused"] += reply.expected.decision != "admit"
             self._check_learned(node, reply)
-            if answer.results[0].open_ms and reply.events == node.looked == self.events:
+            result = answer.results[0]
+            assert isinstance(result, IdsResult)
+            if result.open_ms and reply.events == node.looked == self.events:
                 asked = planned.unknown or planned.ask
                 self._note_use(asked, ids_of(asked), answer.at_ms)
         node.late.clear()
@@ -582,7 +584,9 @@ class Nodes(RuleBasedStateMachine):
 
     def _check_learned(self, node: Node, reply: LateReply) -> None:
         """Check that a node has learned a reply, or must first send a renewal."""
-        open_ms, charge = reply.answer.results[0].open_ms, reply.planned.charges[0]
+        result, charge = reply.answer.results[0], reply.planned.charges[0]
+        assert isinstance(result, IdsResult)
+        open_ms = result.open_ms
         ask = reply.planned.unknown or reply.planned.ask
         if not open_ms or reply.answer.at_ms + open_ms <= self.now + 2 * self.lag + 1:
             return

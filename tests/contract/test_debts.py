@@ -12,6 +12,7 @@ from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import MAX_EXACT, Quota
+from app.store.port import UnitsResult
 from app.store.redis import RedisStore
 from tests.charging import plan_for
 from tests.stores import KINDS, running
@@ -37,7 +38,9 @@ async def test_key_of_a_bucket_in_debt_lasts_until_it_is_full_again(kind: str):
         await client.aclose()
         await store.close()
     assert (answer.results[0].throttle_ms, answer.results[0].remaining) == (DEBT_S * 1000, -LIMIT * DEBT_S)
-    assert answer.results[0].forgiven == MAX_EXACT - BURST - LIMIT * DEBT_S
+    (result,) = answer.results
+    assert isinstance(result, UnitsResult)
+    assert result.forgiven == MAX_EXACT - BURST - LIMIT * DEBT_S
     full_ms = (DEBT_S + BURST / LIMIT) * 1000 + SLACK_MS
     assert full_ms - 1_000 < left_ms <= full_ms
 

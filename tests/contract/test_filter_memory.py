@@ -63,7 +63,7 @@ async def test_id_costs_at_most_30_bytes_when_all_segments_are_full(kind: str, l
         await principal.fill([ids] * 4)
         segments = principal.segments()
         each = principal.bytes() / len(ids)
-        remembered = (await principal.ask(ids[:1], "peek")).results[0].remembered
+        remembered = (await principal.result(ids[:1], "peek")).remembered
         await principal.close()
     seen = np.max(np.stack([segment.seen(ids) for segment in segments]), axis=0)
     chance = 1 - math.prod(1 - float(segment.expected().mean()) for segment in segments)
@@ -107,7 +107,7 @@ async def test_bucket_of_the_older_shape_is_still_read_and_extended():
         for some in chunks(later, 500):
             await principal.ask(some)
         assert [segment.ids for segment in principal.segments()] == [2_000, 6_000]
-        (result,) = (await principal.ask(ids[:1], "peek")).results
+        result = await principal.result(ids[:1], "peek")
         assert result.remembered == len(ids)
         assert (np.max(np.stack([s.seen(ids) for s in principal.segments()]), axis=0) > 0).all()
         await principal.close()
@@ -125,7 +125,7 @@ async def test_thousand_new_ids_of_one_principal_occupy_the_store_for_less_than_
             principal.key = bucket_key(principal.applied)
             await principal.ask(strangers(1, seed=1), "peek")
             before_s = processor_s(principal.redis)
-            result = (await principal.ask(strangers(1_000, seed=attempt), "admit")).results[0]
+            result = await principal.result(strangers(1_000, seed=attempt), "admit")
             took.append((processor_s(principal.redis) - before_s) * 1000)
             assert result.remembered == 1_000
             size = principal.bytes()

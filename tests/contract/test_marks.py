@@ -14,7 +14,7 @@ from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules, applied_quotas
 from app.domain.quota import Quota
 from app.store.keys import BIRTH_KEY, RESETS_KEY, bucket_key, reset_key
-from app.store.port import Plan
+from app.store.port import IdsResult, Plan
 from app.store.redis import RedisStore
 from tests.stores import running, server
 
@@ -91,7 +91,9 @@ async def test_what_was_known_before_a_reset_is_not_written_again(
     assert (refused.results[0].outcome, await raw.exists(KEY)) == ("reject", 0)
     mark = await store.mark()
     (taken,) = await store.decide([renewal(mark.resets, mark.birth)])
-    assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
+    (result,) = taken.results
+    assert isinstance(result, IdsResult)
+    assert (result.outcome, result.remembered) == ("admit", 2)
     assert taken.results[0].observed == 0  # nothing is charged
 
 
@@ -107,7 +109,9 @@ async def test_what_was_known_before_a_loss_is_not_written_until_the_node_has_se
     (refused,) = await store.decide([plan])
     assert (refused.results[0].outcome, await raw.exists(KEY)) == ("throttle", 0)
     (taken,) = await store.decide([renewal(0, after.birth)])
-    assert (taken.results[0].outcome, taken.results[0].remembered) == ("admit", 2)
+    (result,) = taken.results
+    assert isinstance(result, IdsResult)
+    assert (result.outcome, result.remembered) == ("admit", 2)
 
 
 async def test_state_of_a_server_that_started_again_is_another():

@@ -105,7 +105,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
 NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     "ids learned under no generation": (admission, "None, unknown, local.generation)", "None, unknown)"),
     "nothing learned": (admission, "        self.local.learn(planned, answer)\n", ""),
-    "another time for the layer's end": (local, "answer.at_ms + open_ms", "answer.at_ms + 2 * open_ms"),
+    "another time for the layer's end": (
+        local,
+        "answer.at_ms + result.open_ms",
+        "answer.at_ms + 2 * result.open_ms",
+    ),
     "detail answered alone": (admission, " and may_answer_alone(ask):", ":"),
     "a decision of the store that was never asked": (
         answers,

@@ -16,7 +16,7 @@ from app.domain.quota import KEYS, Algorithm
 from app.domain.undo import Stamp
 from app.store.compiled_quota import DENY, RECORDS
 from app.store.encoding import undo_plan
-from app.store.port import Charge
+from app.store.port import Charge, UndoResult
 from tests.charging import decision_on, plan_for
 from tests.contract import machine
 from tests.contract.histories import asks
@@ -155,8 +155,11 @@ class UndoMachine(Machine):
         if answer.error is not None:
             raise Difference(f"{charged}\nstore: {answer.error}")
         own = self.oracle.undo(found, expected, self.now)
-        if answer.results[0].given != own:
-            raise Difference(f"{charged}\nthe store gave back {answer.results[0].given}, the oracle {own}")
+        (result,) = answer.results
+        assert isinstance(result, UndoResult)
+        given_back = result.given_back
+        if given_back != own:
+            raise Difference(f"{charged}\nthe store gave back {given_back}, the oracle {own}")
         if self.redis.pttl(charge.key) == -1:
             raise Difference(f"no expiry on {charge.key!r}")
         self.met["undone"] += own > 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from app.domain.decision import Outcome, Reason
-from app.store.port import LAYER, Answer, AnswersCallback, ChargeResult, Plan, StoreError
+from app.store.port import Answer, AnswersCallback, ChargeResult, IdsResult, Plan, StoreError, UnitsResult
 from tests.packed import packed
 from tests.unit.admission.fakes import PromptStore
 
@@ -79,15 +79,26 @@ class ScriptedStore(PromptStore):
 
 
 def _result(says: ScriptedResult, *, is_of_ids: bool) -> ChargeResult:
-    clock = says.correction + LAYER * (says.layers if is_of_ids else 0)
-    numbers = says.observed, says.remaining, says.given
-    return ChargeResult(says.outcome, says.reason, clock, says.throttle_ms, *numbers, 2.0 * is_of_ids, 0.0)
+    largest = says.given if says.reason == "too_large" else 0.0
+    head = (
+        says.outcome,
+        says.reason,
+        says.correction,
+        says.throttle_ms,
+        says.observed,
+        says.remaining,
+        largest,
+    )
+    if not is_of_ids:
+        return UnitsResult(*head)
+    open_ms, unseen = (0, 0) if largest else (int(max(says.given, 0)), int(max(-says.given, 0)))
+    return IdsResult(*head, remembered=2.0, layers=says.layers, open_ms=open_ms, unseen=unseen)
 
 
 def _is_brief(results: Sequence[ChargeResult]) -> bool:
     """Whether two numbers of each result say all of it."""
     return all(
-        ChargeResult("admit", None, 0, 0, result.observed, result.remaining) == result
+        UnitsResult("admit", None, 0, 0, result.observed, result.remaining) == result
         and not math.isnan(result.observed)
         for result in results
     )

@@ -421,10 +421,10 @@ FAULTS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "corrections lost where a policy decided": (
         log_rows,
-        "zip(results, _clocks(answer), strict=True)",
-        "zip(results, [0] * len(results), strict=True)",
+        "correction=max(each.correction for each in tries)",
+        "correction=0",
     ),
-    "a look for a kept answer taken for one": (
+    "an ask for a kept answer taken for one": (
         log_rows,
         "answer is not None and not answer.results",
         "False",

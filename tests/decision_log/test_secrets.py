@@ -22,7 +22,7 @@ from app.domain.entity import ANY, Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.storage_location import InvalidLocationError
-from app.store.port import Answer, ChargeResult
+from app.store.port import Answer, IdsResult, UnitsResult
 from tests.charging import charges_of
 from tests.decision_log.saved import NODE_MS, SECRET, SavedBatches, log_into
 from tests.packed import packed
@@ -124,7 +124,10 @@ async def test_no_file_holds_a_plain_id_unless_configured(folder, which, plain_i
     log = log_into(stream, which, plain_ids=plain_ids)
     ask = Ask({"requests": 2}, IDS, principal="alice", client_id="etl")
     charges = charges_of(ask, QUOTAS, MatchingRules(), SECRET)
-    results = (ChargeResult("admit", None, 4, 0, 1.0, 4.0), ChargeResult("throttle", None, 0, 9, 5.0, 0.0))
+    results = (
+        IdsResult("admit", None, 0, 0, 1.0, 4.0, layers=1),
+        UnitsResult("throttle", None, 0, 9, 5.0, 0.0),
+    )
     found = packed(Answer(results, None, None, NODE_MS, 128, bytes([CHARGED, REFRESHED])))
     for source, answer in (("store", found), ("fallback", None)):
         planned = PlannedAsk(ask, charges, None)

@@ -185,7 +185,7 @@ async def test_correction_in_an_earlier_try_of_an_ask_is_in_its_row() -> None:
     log = log_into(stream)
     ask = Ask({"requests": 1}, None, "bob")
     planned = PlannedAsk(ask, TABLES.charges(ask), None, decision=ADMITTED)
-    first = packed(Answer((structs.replace(DELAYS, clock=2),), None, None, NODE_MS, 128))
+    first = packed(Answer((structs.replace(DELAYS, correction=2),), None, None, NODE_MS, 128))
     again = packed(Answer((ADMITS,), None, None, NODE_MS, 256))
     log.decided(planned, structs.replace(again, earlier=first), (), None)
     await log._send()

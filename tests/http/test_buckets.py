@@ -18,7 +18,7 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access.access import Access
 from app.http.routes.buckets import router
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, IdsResult, Plan, StoreError, UnitsResult
 from tests.http.application import KEY, app_with, fields
 from tests.packed import packed
 
@@ -40,8 +40,12 @@ class Counters:
 
     def ask(self, plans: Sequence[Any], done: AnswersCallback) -> None:
         self.plans += plans
-        said = ChargeResult("admit", clock=4, observed=2.0, remaining=3.0, remembered=4, fill=0.5)
-        answers = [packed(Answer((said,) * len(plan.charges), error=self.unreadable)) for plan in plans]
+        said = IdsResult("admit", observed=2.0, remaining=3.0, remembered=4, fill=0.5, layers=1)
+        units = UnitsResult("admit", observed=2.0, remaining=3.0)
+        results = [
+            tuple(said if charge.compiled.counts_ids else units for charge in plan.charges) for plan in plans
+        ]
+        answers = [packed(Answer(each, error=self.unreadable)) for each in results]
         asyncio.get_running_loop().call_soon(done, self.error or answers)
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:

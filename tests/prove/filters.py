@@ -18,7 +18,7 @@ from app.domain.quota import Layers, Quota
 from app.domain.shape import BLOCK_BYTES, CELLS, LAYERS
 from app.store.compiled_quota import compiled
 from app.store.keys import bucket_key
-from app.store.port import Answer, Charge, Plan
+from app.store.port import Answer, Charge, IdsResult, Plan
 from app.store.redis import RedisStore
 
 Spreads = npt.NDArray[np.uint32]
@@ -110,6 +110,12 @@ class Principal:
         self.store = RedisStore(url, caller_clock=True, max_ids=max_ids, timeout_s=60)
         self.redis: Any = redis.Redis.from_url(url)
         self.now_ms = 1_000_000_000
+
+    async def result(self, spreads: Spreads, mode: Mode = "record") -> IdsResult:
+        """Ask for ids; returns the result of their charge."""
+        (result,) = (await self.ask(spreads, mode)).results
+        assert isinstance(result, IdsResult)
+        return result
 
     async def ask(self, spreads: Spreads, mode: Mode = "record") -> Answer:
         await self.store.connect()

@@ -219,7 +219,7 @@ async def _growth(kind: str, limit: int, ids: int) -> npt.NDArray[np.float64]:
         await principal.ask(strangers(1, seed=0), "peek")
         times = [_script_us(principal.redis)]
         for some in chunks(strangers(CAP, seed=limit), ids):
-            said = (await principal.ask(some)).results[0]
+            said = await principal.result(some)
             times.append(_script_us(principal.redis))
         assert said.remembered >= CAP - 1_000, "all but those that were false-seen"
         await principal.close()

@@ -356,7 +356,7 @@ def agent(node: Service, seen: dict[str, Any]) -> Iterator[None]:
 
 
 def test_two_agents_at_two_nodes_of_which_one_falls_silent_and_one_node_restarts():
-    """A disk that is full stays known while the other agent pushes, and its silence leads to the fallback."""
+    """A full disk stays known while only the other agent pushes, until its own is silent for too long."""
     short = {
         "QUOTAGATE_VOLUME_CHECK_INTERVAL": "PT2S",
         "QUOTAGATE_VOLUME_VALIDITY": "PT4S",

@@ -29,8 +29,19 @@ from msgspec import structs
 from app.admission.errors import AdmissionError
 from app.domain.decision import BYTE_RATES, Outcome
 from app.domain.slots import SlotGroup, SlotGroups, groups_of
-from app.store.encoding import UNKNOWN_RESULT, release_plan, spread_context, undo_plan
-from app.store.port import Answer, Charge, ChargeResult, Plan, Released, StoreError, Undone
+from app.store.encoding import release_plan, undo_plan, unknown_result, with_other_slots
+from app.store.port import (
+    Answer,
+    Charge,
+    ChargeResult,
+    LeaseResult,
+    Plan,
+    Released,
+    StoreError,
+    Undone,
+    UndoResult,
+    UnitsResult,
+)
 
 MOVED_BACK: Final = 2
 """The correction of a bucket whose times moved back with a clock."""
@@ -215,7 +226,7 @@ class _Ask:
         self.plan = plan
         self.groups = groups
         self.all = (*groups.others, groups.home)
-        self.results: list[ChargeResult] = [UNKNOWN_RESULT] * len(plan.charges)
+        self.results = [unknown_result(plan.mode, charge) for charge in plan.charges]
         self.orders: list[int | None] = [None] * len(plan.charges)
         self.id_outcomes = b""
         self.at_ms = 0
@@ -277,7 +288,7 @@ class _Ask:
         places = [place for group in others for place in group.places]
         context = self.plan.context
         if places:
-            context = spread_context(context, places, [self.results[place] for place in places])
+            context = with_other_slots(context, places, [self.results[place] for place in places])
         return SlotPlan(
             home.slot,
             structs.replace(part, retry=self.plan.retry, context=context, keeps=mode != "peek"),
@@ -336,9 +347,10 @@ class _Ask:
         for group in groups:
             self.lost[group.slot] = error
             for place in group.places:
+                charge = self.plan.charges[place]
                 self.results[place] = structs.replace(
-                    UNKNOWN_RESULT,
-                    outcome=_outcome_without_store(self.plan, self.plan.charges[place]),
+                    unknown_result(self.plan.mode, charge),
+                    outcome=_outcome_without_store(self.plan, charge),
                     reason="store_failure",
                 )
 
@@ -376,8 +388,9 @@ class _Ask:
         for (_, plan), slot_result in zip(plans, came, strict=True):
             if isinstance(slot_result, Answer) and slot_result.error is None:
                 for charge, result in zip(plan.charges, slot_result.results, strict=True):
-                    given[charge.key] = result.given, slot_result.order
-                    if result.given or result.forgiven:  # else the undo wrote nothing
+                    assert isinstance(result, UndoResult)
+                    given[charge.key] = result.given_back, slot_result.order
+                    if result.given_back or result.forgiven:  # else the undo wrote nothing
                         self._lapsed_too(places[charge.key], result.lapsed)
         self.undone = tuple(
             each._replace(given=given[each.key][0], undo_order=given[each.key][1])
@@ -401,13 +414,13 @@ class _Ask:
     def would_hold(self) -> None:
         """Note the grant of each bucket in the results of a peek."""
         for place, (charge, result) in enumerate(zip(self.plan.charges, self.results, strict=True)):
-            if not charge.quota.shadow:
+            if isinstance(result, LeaseResult) and not charge.quota.shadow:
                 self.units[place] = result.granted
 
     def held(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
         """Take the results of holds; a bucket may grant fewer units than the peek said, never more."""
         asked = self._least()
-        lapsed = [result.remembered for result in self.results]
+        lapsed = [result.lapsed if isinstance(result, UnitsResult) else 0.0 for result in self.results]
         self.took(groups, came, wrote=True)
         for group, slot_result in zip(groups, came, strict=True):
             for place in group.places:  # a slot may get two holds, and each finds leases that ended before it
@@ -417,7 +430,11 @@ class _Ask:
             if self._refuses(group) or any(result.reason == "store_full" for result in slot_result.results):
                 continue
             self._held[group.slot] = slot_result
-            own = self._least(group.places, {place: self.results[place].granted for place in group.places})
+            results = {place: self.results[place] for place in group.places}
+            own = self._least(
+                group.places,
+                {place: each.granted for place, each in results.items() if isinstance(each, LeaseResult)},
+            )
             for place in group.places:
                 charge = self.plan.charges[place]
                 field = _field(charge)
@@ -469,14 +486,15 @@ class _Ask:
                     self._released.append(released)
                 if freed is not None:
                     now = freed.results[at]
-                    self.results[place] = structs.replace(self.results[place], fill=now.held)
+                    assert isinstance(now, LeaseResult)
+                    self.results[place] = structs.replace(self.results[place], held=now.held)
                     self._lapsed_too(place, now.lapsed)
 
     def _lapsed_too(self, place: int, units: float) -> None:
         """Add to the lapsed units of a bucket that an ask writes more than once."""
-        if units:
-            result = self.results[place]
-            self.results[place] = structs.replace(result, remembered=result.remembered + units)
+        result = self.results[place]
+        if units and isinstance(result, UnitsResult):
+            self.results[place] = structs.replace(result, lapsed=result.lapsed + units)
 
     def _least(
         self, places: Sequence[int] | None = None, units: Mapping[int, float] | None = None
@@ -498,11 +516,11 @@ class _Ask:
         """
         if self.plan.mode == "record" and result.outcome == "reject":
             longest = self.plan.charges[place].quota.longest_delay_ms
-            result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, given=0.0)
-        if not result.lapsed or self.plan.charges[place].quota.algorithm == "producer_ids":
+            result = structs.replace(result, outcome="delay", throttle_ms=longest, reason=None, largest=0.0)
+        if not isinstance(result, UnitsResult) or not result.lapsed:
             return result
         self._found_ended.add(place)
-        return structs.replace(result, remembered=0.0)
+        return structs.replace(result, lapsed=0.0)
 
     def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
         """Write changes that a peek only computes: times moved back with a clock, and ended leases.
@@ -536,7 +554,8 @@ class _Ask:
         for group, slot_result in zip(groups, came, strict=True):
             if isinstance(slot_result, Answer) and slot_result.error is None:
                 for place, written in zip(group.places, slot_result.results, strict=True):
-                    self.results[place] = structs.replace(self.results[place], remembered=written.remembered)
+                    assert isinstance(written, UnitsResult)
+                    self.results[place] = structs.replace(self.results[place], lapsed=written.lapsed)
 
     def answer(self) -> Answer:
         """The answer to the whole plan.

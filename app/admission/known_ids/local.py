@@ -29,7 +29,7 @@ from app.domain.ladder import AppliedQuota, Quotas
 from app.domain.quota import PRODUCER_IDS_RATE
 from app.domain.usage import ids_of
 from app.node.tasks import end, finish
-from app.store.port import Answer, Charge, Mark, Plan, StoreError
+from app.store.port import Answer, Charge, IdsResult, Mark, Plan, StoreError
 
 POLL_EVERY_S: Final = 0.25
 """How often the marks of the store are read."""
@@ -136,9 +136,10 @@ class LocalAnswers:
         charge = ids_charge(ask, planned.charges)
         if charge is None or not self.remembers:
             return
-        open_ms = answer.results[0].open_ms
-        if open_ms and planned.generation == known.generation:
-            closes_ms = answer.at_ms + open_ms
+        result = answer.results[0]
+        is_current = planned.generation == known.generation
+        if isinstance(result, IdsResult) and result.open_ms and is_current:
+            closes_ms = answer.at_ms + result.open_ms
             known.learn(charge.key, charge.applied, ask.principal or "", ids_of(ask), closes_ms, answer.at_ms)
 
     def reset(self, keys: Sequence[bytes]) -> None:
@@ -218,10 +219,10 @@ class LocalAnswers:
 
     def _renewed(self, renewal: Renewal, answer: Answer) -> bool:
         """Note the answer to a renewal; return false if the store's state is not known."""
-        if answer.error is not None or not answer.results:
+        result = answer.results[0] if answer.results else None
+        if not isinstance(result, IdsResult):
             self._known.renewed(renewal, None, 0, answer.at_ms)
             return True
-        result = answer.results[0]
         if result.outcome == "throttle":
             return False
         self._known.renewed(renewal, result.outcome, result.open_ms, answer.at_ms)

@@ -20,7 +20,7 @@ from app.admission.recorder import Recorder
 from app.domain.ask import Ask
 from app.domain.caller import Caller
 from app.domain.decision import Decision
-from app.store.port import Answer, Charge, Plan, StoreError
+from app.store.port import Answer, Charge, Plan, StoreError, UnitsResult
 
 LEASE_BYTES: Final = 16
 LONGEST_PRODUCE_MS: Final = 1_000
@@ -273,7 +273,7 @@ def count_lapses(
         if each.kept is not None:
             continue  # its results belong to an earlier ask
         for place, (charge, result) in enumerate(zip(charges, each.results, strict=True)):
-            if not charge.compiled.counts_ids and result.lapsed:
+            if isinstance(result, UnitsResult) and result.lapsed:
                 metrics.count_lapsed(result.lapsed)
                 own = structs.replace(each, order=each.orders[place]) if each.orders else each
                 recorder.lapsed(ask, charge, result.lapsed, own)

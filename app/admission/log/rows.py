@@ -39,7 +39,7 @@ from app.domain.quota import Quota
 from app.domain.usage import ids_of
 from app.store.compiled_quota import CompiledQuota
 from app.store.encoding import packed_results
-from app.store.port import LAYER, Answer, Charge, ChargeResult
+from app.store.port import Answer, Charge, ChargeResult, IdsResult
 
 QUOTA_BYTES: Final = 500
 """Bytes of memory that a quota takes in a page, in addition to its bucket's name and its packed bytes."""
@@ -335,17 +335,18 @@ def _answer(entry: DecisionEntry) -> bytes:
         for verdict in verdicts
     ]
     if answer is not None:
-        pairs = zip(results, _clocks(answer), strict=True)
-        results = [structs.replace(result, clock=clock) for result, clock in pairs]
+        bucket_results = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
+        results = list(map(_with_clock, results, bucket_results))
     return packed_results(results)
 
 
-def _clocks(answer: Answer) -> list[int]:
-    """The largest clock correction of each bucket over all tries, combined with its layers."""
-    bucket_results = zip(*(each.results for each in answer.tries if each.kept is None), strict=True)
-    return [
-        max(result.correction for result in results) + LAYER * results[0].layers for results in bucket_results
-    ]
+def _with_clock(result: ChargeResult, tries: Sequence[ChargeResult]) -> ChargeResult:
+    """Return a result with the largest clock correction of all tries, and with the layers of the newest."""
+    result = structs.replace(result, correction=max(each.correction for each in tries))
+    newest = tries[0]
+    if not isinstance(newest, IdsResult):
+        return result
+    return IdsResult(**structs.asdict(result) | {"layers": newest.layers})
 
 
 def _bucket_orders(entry: DecisionEntry) -> Sequence[int | None]:

@@ -35,7 +35,7 @@ from app.domain.binding import parts_of
 from app.domain.ladder import EXEMPT_FOR_CLUSTER_ACTIONS
 from app.domain.quota import CONNECTION_CREATION_RATE, KEYS, MAX_CONNECTION_CREATION_RATE
 from app.node.shortage import Resource, shortage_of
-from app.store.port import Answer, Charge, ChargeResult, Memory
+from app.store.port import Answer, Charge, ChargeResult, IdsResult, LeaseResult, Memory, UnitsResult
 from app.store.samples import LATENCY_S
 
 HALF_LIFE_S: Final = 30.0
@@ -182,7 +182,7 @@ class Metrics:
                 self._shadowed(planned, planned.charges[0], "admit")
             return False
         charges = planned.charges if plan is None else plan.charges
-        has_lapsed = answer.earlier is not None and self._count_earlier(charges, answer.earlier)
+        has_lapsed = answer.earlier is not None and self._count_earlier(answer.earlier)
         if answer.kept is not None:  # its numbers are old
             return has_lapsed
         now = self._clock()
@@ -194,8 +194,11 @@ class Metrics:
             self._shadowed(planned, charge, "admit")
             touch(counts.rates, (charge.quota.key, charge.bucket), now, None)
         for charge, result in zip(charges, answer.results, strict=True):
-            if result.clock or result.remembered or result.fill:
-                has_lapsed |= self._count_odd(charge, result)
+            if result.correction:
+                counts.corrections += 1
+            if isinstance(result, UnitsResult) and (result.lapsed or result.forgiven):
+                counts.forgiven += result.forgiven
+                has_lapsed |= result.lapsed > 0
             if not is_shown:
                 continue
             compiled = charge.compiled
@@ -210,16 +213,6 @@ class Metrics:
             counts.blocked[listener] = counts.blocked.get(listener, 0) + decision.throttle_ms / 1000
         return has_lapsed
 
-    def _count_odd(self, charge: Charge, result: ChargeResult) -> bool:
-        """Count the corrections of a bucket's clock, and its forgiven debt; return whether leases lapsed."""
-        if result.correction:
-            self._counts.corrections += 1
-        if charge.compiled.counts_ids:
-            return False
-        if charge.quota.algorithm == "token_bucket":
-            self._counts.forgiven += result.forgiven
-        return result.lapsed > 0
-
     def _show(self, planned: PlannedAsk, charge: Charge, result: ChargeResult, now: float) -> None:
         """Update the gauges of a bucket from the store's result."""
         counts, compiled, throttled = self._counts, charge.compiled, 0.0
@@ -232,7 +225,7 @@ class Metrics:
             touch(counts.tokens, (quota.key, charge.bucket), now, result.remaining, throttled)
         else:
             touch(counts.rates, (quota.key, charge.bucket), now, result.observed, throttled)
-        if compiled.counts_ids:
+        if compiled.counts_ids and isinstance(result, IdsResult):
             left = result.remaining - _refused_ids(ask, charge, result)
             self._filled(Fill(charge.bucket, result.remembered, result.fill, left), now)
         elif compiled.field == "connections":
@@ -241,17 +234,17 @@ class Metrics:
             elif throttled and quota.key == CONNECTION_CREATION_RATE:
                 touch(counts.held, (ask.listener or "", "ip"), now, None, throttled)
 
-    def _count_earlier(self, charges: Sequence[Charge], answer: Answer) -> bool:
+    def _count_earlier(self, answer: Answer) -> bool:
         """Count the events of earlier tries of an ask; return whether leases lapsed."""
         has_lapsed = False
         for each in answer.tries:
             if each.kept is not None:
                 continue
-            for charge, result in zip(charges, each.results, strict=True):
+            for result in each.results:
                 self._counts.corrections += result.correction > 0
-                if charge.quota.algorithm == "token_bucket":
+                if isinstance(result, UnitsResult):
                     self._counts.forgiven += result.forgiven
-                has_lapsed |= not charge.compiled.counts_ids and result.lapsed > 0
+                    has_lapsed |= result.lapsed > 0
         return has_lapsed
 
     def _shadowed(self, planned: PlannedAsk, charge: Charge, outcome: str) -> None:
@@ -370,7 +363,8 @@ class Metrics:
         """Note the units that buckets hold for leases."""
         now = self._clock()
         for charge, result in zip(charges, answer.results, strict=True):
-            touch(self._counts.leased, (charge.quota.key, charge.bucket), now, result.held)
+            if isinstance(result, LeaseResult):
+                touch(self._counts.leased, (charge.quota.key, charge.bucket), now, result.held)
 
     def count_lapsed(self, units: float) -> None:
         """Count units of leases that ended unsettled."""
@@ -517,7 +511,7 @@ def _increment(counter: dict[Labels, float], label: str) -> None:
     counter[label,] = counter.get((label,), 0) + 1
 
 
-def _refused_ids(ask: Ask, charge: Charge, result: ChargeResult) -> int:
+def _refused_ids(ask: Ask, charge: Charge, result: IdsResult) -> int:
     """How many new ids a quota refused; all ids of an ask with more than the quota can ever hold.
 
     A shadow quota charges the ids that it would refuse, so the remainder already includes them.

@@ -49,7 +49,7 @@ class ParsingTurns:
         self._clock = clock
         self._turns: FairTurns[deque[UnparsedConnection]] = FairTurns(deque)
         self._added: list[UnparsedConnection] = []
-        """Connections that were added since the last turn; the turns do not change while one parses."""
+        """Connections that were added since the last turn; none joins the turns while another parses."""
         self._is_scheduled = False
 
     def add(self, connection: UnparsedConnection) -> None:

@@ -29,10 +29,12 @@ from app.store.port import (
     Charge,
     ChargeResult,
     Fault,
+    IdsResult,
     Mark,
     Plan,
     Store,
     StoreError,
+    UnitsResult,
 )
 from tests.packed import packed
 
@@ -41,7 +43,7 @@ NOW_MS = 1_800_000_000_000
 EVERYONE = Entity.of(user=ANY)
 IDS = Quota("producer_ids_rate", 5, "producer_ids", "deny")
 RATE = Quota("request_rate", 5, "sampled_rate", "deny")
-ADMITS = ChargeResult("admit", observed=1.0, remaining=2.0)
+ADMITS = UnitsResult("admit", observed=1.0, remaining=2.0)
 
 
 def snapshot_of(*quotas: Quota) -> Snapshot:
@@ -65,9 +67,14 @@ def charge_to(bucket: str, quota: Quota, **more: Any) -> Charge:
     return structs.replace(charge_of(AppliedQuota(quota, "user=*", bucket, bucket), ask), **more)
 
 
-def result(outcome: Any = "admit", **fields: Any) -> ChargeResult:
+def result(outcome: Any = "admit", **fields: Any) -> UnitsResult:
     """Return a result that differs from ``ADMITS`` in these fields."""
     return structs.replace(ADMITS, outcome=outcome, **fields)
+
+
+def ids_result(outcome: Any = "admit", **fields: Any) -> IdsResult:
+    """Return a result of producer ids."""
+    return IdsResult(outcome, **{"observed": 1.0, "remaining": 2.0, **fields})
 
 
 def sent(answer: Answer, *, brief: bool = False) -> Answer:

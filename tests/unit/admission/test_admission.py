@@ -40,6 +40,7 @@ from tests.unit.admission.fakes import (
     SECRET,
     AnsweringStore,
     ListRecorder,
+    ids_result,
     result,
     snapshot_of,
 )
@@ -54,7 +55,7 @@ SNAPSHOT = snapshot_of(RATE, TOKENS, IDS)
 ASK = Ask({"requests": 1}, principal="alice")
 ALL = Ask({"requests": 2, "mutations": 1}, (1, "a"), principal="alice")
 ONLY_IDS = Ask({}, (1, "a"), principal="alice")
-LEARNT = result(given=5_000.0, remembered=2.0, fill=0.01, clock=4)
+LEARNT = ids_result(open_ms=5_000, remembered=2.0, fill=0.01, layers=1)
 """The store's result for ids that its open layer holds now."""
 RATE_BY = LimitedBy("request_rate", "user=*", "user=alice")
 
@@ -132,11 +133,11 @@ ANSWERS: dict[str, tuple[tuple[ChargeResult, ...], Decision]] = {
         Decision("delay", 7, True, 3, "store", RATE_BY),
     ),
     "throttled": (
-        (result("throttle", throttle_ms=9, given=-2.0), result(), result()),
+        (ids_result("throttle", throttle_ms=9, unseen=2), result(), result()),
         Decision("throttle", 9, False, 3, "store", LimitedBy("producer_ids_rate", "user=*", "user=alice")),
     ),
     "rejected": (
-        (LEARNT, result(), result("reject", reason="too_large", given=3.0)),
+        (LEARNT, result(), result("reject", reason="too_large", largest=3.0)),
         Decision(
             *("reject", 0, False, 3, "store"),
             LimitedBy("controller_mutation_rate", "user=*", "user=alice", "too_large", 3.0),
@@ -149,8 +150,8 @@ ANSWERS: dict[str, tuple[tuple[ChargeResult, ...], Decision]] = {
             LimitedBy("producer_ids_rate", "user=*", "user=alice", "store_full"),
         ),
     ),
-    "clock behind": ((LEARNT, result(clock=1), result()), ADMITTED[3]),
-    "debt forgiven": ((LEARNT, result(), result(fill=2.5)), ADMITTED[3]),
+    "clock behind": ((LEARNT, result(correction=1), result()), ADMITTED[3]),
+    "debt forgiven": ((LEARNT, result(), result(forgiven=2.5)), ADMITTED[3]),
 }
 
 
@@ -214,7 +215,7 @@ async def test_ask_that_no_quota_limits_needs_no_store() -> None:
 
 
 async def test_kept_answer_is_the_decision_and_no_new_one() -> None:
-    store = AnsweringStore(result(), result("delay", throttle_ms=30), result())
+    store = AnsweringStore(ids_result(), result("delay", throttle_ms=30), result())
     recorder, metrics = ListRecorder(), RecordedMetrics()
     node = admission(store, recorder=recorder, metrics=metrics, mark=birth)
     await node.local._poll()
@@ -251,7 +252,7 @@ async def test_answer_that_cannot_be_read_is_decided_by_policy() -> None:
 async def test_lapsed_lease_is_counted_and_logged_unless_it_is_a_peek() -> None:
     for mode, expected in (("admit", [3.5]), ("peek", [])):
         recorder = ListRecorder()
-        node = admission(AnsweringStore(result(remembered=3.5)), recorder=recorder)
+        node = admission(AnsweringStore(result(lapsed=3.5)), recorder=recorder)
         await node.decide([replace(ASK, mode=mode)])  # type: ignore[arg-type]
         assert recorder.ended == expected
 

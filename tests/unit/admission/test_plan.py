@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from msgspec import msgpack, structs
+from msgspec import msgpack
 
 from app.admission.plan import (
     Kept,
@@ -29,8 +29,8 @@ from app.domain.errors import OutOfBoundsError
 from app.domain.quota import Quota
 from app.domain.usage import spreads_of
 from app.domain.volumes import scaled_quota
-from app.store.port import Answer, Charge, Plan
-from tests.unit.admission.fakes import ADMITS, IDS, RATE, charge_to, charges_for, result
+from app.store.port import Answer, Charge, LeaseResult, Plan
+from tests.unit.admission.fakes import IDS, RATE, charge_to, charges_for
 
 SECRET = b"s" * 32
 TOKENS = Quota("controller_mutation_rate", 5, "token_bucket", "deny", burst=5)
@@ -207,7 +207,7 @@ def test_lease_grants_of_each_field_what_is_held_of_it_outside_shadow() -> None:
     shadow = replace(RATE, shadow=True)
     ask_charges = [charge_to("user=a", RATE), charge_to("ip=1", shadow), charge_to("user=a", percent)]
     plan = Plan("hold", tuple(ask_charges), lease=(b"l" * 16, 500))
-    results = (result(given=6.0), result(given=2.0), result(given=4.0))
+    results = tuple(LeaseResult("admit", granted=units) for units in (6.0, 2.0, 4.0))
     assert granted_by(wish, plan, Answer(results)) == {"requests": 6.0, "request_time_ms": 40.0}
-    refused = structs.replace(ADMITS, reason="too_large", given=9.0)
-    assert granted_by(wish, plan, Answer((refused, ADMITS, ADMITS)))["requests"] == 0
+    refused = LeaseResult("reject", "too_large", largest=9.0)
+    assert granted_by(wish, plan, Answer((refused, *results[1:])))["requests"] == 0

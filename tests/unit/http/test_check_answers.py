@@ -74,10 +74,15 @@ ANSWERS = {
         *(403, b'"throttle"', (b"0", b"40", b"40")),
     ),
     "rejected": (
-        (ADMITS, ADMITS, result("reject", reason="too_large", given=3.0, remaining=2.9)),
+        (ADMITS, ADMITS, result("reject", reason="too_large", largest=3.0, remaining=2.9)),
         *(403, b'"reject"', (b"40", b"40", b"2")),
     ),
-    "clock behind": ((ADMITS, result(clock=1, remaining=1.0), ADMITS), 200, b'"admit"', (b"40", b"1", b"40")),
+    "clock behind": (
+        (ADMITS, result(correction=1, remaining=1.0), ADMITS),
+        200,
+        b'"admit"',
+        (b"40", b"1", b"40"),
+    ),
 }
 
 

@@ -10,13 +10,12 @@ from msgspec import structs
 from app.admission.cluster.gatherer import AskInProgress
 from app.admission.cluster.several_slots import Phase
 from app.domain.quota import Quota
-from app.store.encoding import UNKNOWN_RESULT
-from app.store.port import Answer, Plan, StoreError, Undone
+from app.store.port import Answer, Plan, StoreError, Undone, UnitsResult
 from tests.unit.admission.fakes import charge_to, result, sent
 
 SLOT = 7
 KEY = b"qg1:{u}:b"
-REFUSED = structs.replace(UNKNOWN_RESULT, outcome="throttle", throttle_ms=9)
+REFUSED = structs.replace(UnitsResult("admit"), outcome="throttle", throttle_ms=9)
 
 
 def plan_of(**more: Any) -> Plan:
@@ -42,7 +41,7 @@ def undone(order: int) -> Undone:
 def test_answer_keeps_what_each_try_found_and_all_that_was_undone() -> None:
     first = tried(AskInProgress(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1, undone=(undone(1),)))
     second = tried(first.again(), Answer((REFUSED,), order=2, undone=(undone(2),)))
-    third = tried(second.again(), Answer((UNKNOWN_RESULT,), order=3))
+    third = tried(second.again(), Answer((UnitsResult("admit"),), order=3))
     answer = answer_of(third)
     assert [each.order for each in answer.tries] == [3, 2, 1]
     assert answer.undone == (undone(1), undone(2))
@@ -52,14 +51,14 @@ def test_answer_keeps_what_each_try_found_and_all_that_was_undone() -> None:
 
 def test_try_that_finds_the_answer_of_a_twin_keeps_what_it_wrote_itself() -> None:
     first = tried(AskInProgress(0, plan_of(), [SLOT]), Answer((REFUSED,), order=1))
-    written = Answer((UNKNOWN_RESULT,), order=2)
-    second = tried(first.again(), Answer((UNKNOWN_RESULT,), kept=b"it", order=3, earlier=written))
+    written = Answer((UnitsResult("admit"),), order=2)
+    second = tried(first.again(), Answer((UnitsResult("admit"),), kept=b"it", order=3, earlier=written))
     assert [each.order for each in answer_of(second).tries] == [3, 2, 1]
 
 
 def test_answer_in_brief_keeps_what_an_earlier_try_found() -> None:
     """Such as a corrected clock, which is counted and logged."""
-    first = tried(AskInProgress(0, plan_of(), [SLOT]), sent(Answer((result(clock=1),))))
+    first = tried(AskInProgress(0, plan_of(), [SLOT]), sent(Answer((result(correction=1),))))
     answer = answer_of(tried(first.again(), sent(Answer((result(),)), brief=True)))
     assert answer.admits
     assert [each.results[0].correction for each in answer.tries] == [0, 1]
@@ -81,5 +80,5 @@ def test_try_that_ends_with_an_error_leaves_the_answer_before_it() -> None:
     ids=["a quota in shadow mode", "a lease that is over", "a refund"],
 )
 def test_these_are_no_refusals(plan: Plan, outcome: Any) -> None:
-    result = structs.replace(UNKNOWN_RESULT, outcome=outcome)
+    result = structs.replace(UnitsResult("admit"), outcome=outcome)
     assert tried(AskInProgress(0, plan, [SLOT]), Answer((result,))).is_refused is False

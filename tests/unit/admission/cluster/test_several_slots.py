@@ -16,8 +16,8 @@ from app.admission.errors import OverloadedError
 from app.domain.quota import Quota
 from app.domain.slots import slot_of
 from app.domain.undo import Stamp
-from app.store.encoding import UNKNOWN_RESULT, decode_answer
-from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
+from app.store.encoding import decode_answer, unknown_result
+from app.store.port import Answer, Charge, ChargeResult, LeaseResult, Plan, StoreError, UndoResult
 from tests.planted import planted
 from tests.unit.admission.fakes import charge_to
 
@@ -80,12 +80,12 @@ class Slots:
         return sum(self.holds.get(key, {}).values())
 
     def _leased(self, plan: Plan, lease: bytes) -> Answer:
-        """Look, hold or settle; a bucket grants half of its free units, as if there were two holders."""
+        """Peek, hold or settle; a bucket grants half of its free units, as if there were two holders."""
         if plan.mode == "settle":
             for charge in plan.charges:
                 if self.holds.get(charge.key, {}).pop(lease, None) is not None:
                     self.used[charge.key] += int(charge.usage)
-            return Answer(tuple(UNKNOWN_RESULT for _ in plan.charges))
+            return Answer(tuple(LeaseResult("admit") for _ in plan.charges))
         free = {charge.key: LIMIT - self.used[charge.key] - self.held(charge.key) for charge in plan.charges}
         grants = {
             charge.key: min(charge.usage, max(free[charge.key] // 2, min(free[charge.key], 1)))
@@ -99,10 +99,9 @@ class Slots:
                 by_lease[lease] = by_lease.get(lease, 0) + least
         return Answer(
             tuple(
-                structs.replace(
-                    UNKNOWN_RESULT,
-                    outcome="admit" if grants[charge.key] else "throttle",
-                    given=float(int(grants[charge.key] if plan.mode == "peek_hold" else least)),
+                LeaseResult(
+                    "admit" if grants[charge.key] else "throttle",
+                    granted=float(int(grants[charge.key] if plan.mode == "peek_hold" else least)),
                 )
                 for charge in plan.charges
             )
@@ -111,11 +110,11 @@ class Slots:
     def _judged(self, charge: Charge, plan: Plan) -> ChargeResult:
         fits = self.used[charge.key] + self.held(charge.key) + charge.usage <= LIMIT
         refuses = not fits and plan.mode in {"admit", "peek"} and charge.enforcement == "deny"
-        return structs.replace(UNKNOWN_RESULT, outcome="throttle" if refuses else "admit")
+        return structs.replace(unknown_result(plan.mode, charge), outcome="throttle" if refuses else "admit")
 
     def _undone(self, charge: Charge) -> ChargeResult:
         self.used[charge.key] -= int(charge.usage)
-        return structs.replace(UNKNOWN_RESULT, given=charge.usage)
+        return UndoResult("admit", given_back=charge.usage)
 
 
 class Asking:
@@ -349,7 +348,7 @@ def granted(asking: Asking) -> float:
     answer = asking.answer
     if answer is None or answer.failure is not None or not asking.is_admitted:
         return 0
-    units = {result.granted for result in answer.results}
+    units = {result.granted for result in answer.results if isinstance(result, LeaseResult)}
     assert len(units) == 1, "a lease has the same in each bucket"
     return units.pop()
 

@@ -17,13 +17,13 @@ from app.admission.recorder import Recorder
 from app.domain.ask import Ask
 from app.domain.quota import Layers, Quota
 from app.store.port import Answer, Mark, Plan, StoreError
-from tests.unit.admission.fakes import EVERYONE, charges_for, result
+from tests.unit.admission.fakes import EVERYONE, charges_for, ids_result
 
 IDS = Quota("producer_ids_rate", 5, "producer_ids", "deny", window_ms=3_000, layers=Layers(1_000, 4_000))
 QUOTAS = {"producer_ids_rate": {EVERYONE: IDS}}
-WRITTEN = Answer((result(given=1_000.0, remembered=2.0, fill=0.01, clock=4),), at_ms=11_000)
-OTHER_STATE = Answer((result("throttle"),), at_ms=11_000)
-RESET = Answer((result("reject"),), at_ms=11_000)
+WRITTEN = Answer((ids_result(open_ms=1_000, remembered=2.0, fill=0.01, layers=1),), at_ms=11_000)
+OTHER_STATE = Answer((ids_result("throttle"),), at_ms=11_000)
+RESET = Answer((ids_result("reject"),), at_ms=11_000)
 
 
 class Marked:

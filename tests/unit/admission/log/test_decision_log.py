@@ -93,7 +93,7 @@ def verdicts(ask: Ask = ASK) -> list[Verdict]:
 
 
 def answer(id_outcomes: bytes = FATES, kept: bytes | None = None) -> Answer:
-    return sent(Answer((result(clock=1),) * 2, kept, None, 4_000, 1_280, id_outcomes))
+    return sent(Answer((result(correction=1),) * 2, kept, None, 4_000, 1_280, id_outcomes))
 
 
 def planned_of(ask: Ask, decision: Decision, ask_charges: list[Charge] | None = None) -> PlannedAsk:

@@ -21,7 +21,7 @@ from app.domain.digest import digest, fingerprint
 from app.domain.quota import Quota
 from app.domain.usage import ids_of, usage_of
 from app.store.port import Answer, ChargeResult, Released, StoreError, Undone
-from tests.unit.admission.fakes import ADMITS, IDS, RATE, charges_for, result, sent
+from tests.unit.admission.fakes import ADMITS, IDS, RATE, charges_for, ids_result, result, sent
 from workers.decision_log.rows import decode, table
 
 SECRET = b"s" * 32
@@ -121,18 +121,18 @@ def said(verdicts: Sequence[Verdict]) -> list[tuple[object, ...]]:
     ]
 
 
-THROTTLED = result("throttle", throttle_ms=900, given=-1.0, remembered=7, fill=0.25, clock=12)
+THROTTLED = ids_result("throttle", throttle_ms=900, unseen=1, remembered=7, fill=0.25, layers=3)
 ANSWERS = {
-    "admitted": (ASK, answer_of(*differing({0: result(given=500.0, remembered=9, fill=0.5, clock=8)}))),
+    "admitted": (ASK, answer_of(*differing({0: ids_result(open_ms=500, remembered=9, fill=0.5, layers=2)}))),
     "admitted briefly": (UNITS, answer_of(*differing({}, 3), brief=True)),
     "delayed": (ASK, answer_of(*differing({1: result("delay", throttle_ms=70)}))),
     "throttled by ids": (ASK, answer_of(*differing({0: THROTTLED}))),
     "throttled by a rate": (UNITS, answer_of(*differing({0: result("throttle", throttle_ms=9)}, 3))),
-    "rejected": (ASK, answer_of(*differing({3: result("reject", reason="too_large", given=3.0)}))),
+    "rejected": (ASK, answer_of(*differing({3: result("reject", reason="too_large", largest=3.0)}))),
     "no capacity": (ASK, answer_of(*differing({0: result("throttle", throttle_ms=5, reason="capacity")}))),
     "no room": (ASK, answer_of(*differing({2: result(reason="store_full")}))),
-    "clock behind": (ASK, answer_of(*differing({1: result(clock=1), 2: result(clock=2)}))),
-    "debt forgiven": (ASK, answer_of(*differing({3: result(fill=2.5)}))),
+    "clock behind": (ASK, answer_of(*differing({1: result(correction=1), 2: result(correction=2)}))),
+    "debt forgiven": (ASK, answer_of(*differing({3: result(forgiven=2.5)}))),
     "ids charged": (ASK, answer_of(*differing({}), id_outcomes=bytes([CHARGED, REFRESHED]))),
     "peeked": (replace(ASK, mode="peek"), answer_of(*differing({1: result("throttle", throttle_ms=8)}))),
     "recorded": (replace(ASK, mode="record"), answer_of(*differing({1: result("delay", throttle_ms=8)}))),
@@ -292,7 +292,7 @@ def test_kept_answer_is_no_new_decision() -> None:
 
 
 def test_clock_that_any_try_corrected_counts() -> None:
-    earlier = answer_of(result(clock=2), ADMITS, ADMITS)
+    earlier = answer_of(result(correction=2), ADMITS, ADMITS)
     kept = Answer((), b"context", earlier=earlier)
     answer = answer_of(*differing({}, 3), brief=True, earlier=kept)
     _, row, _ = logged(planned_of(UNITS), answer)
@@ -439,7 +439,7 @@ def test_quota_compiled_for_each_ask_is_in_a_page_once() -> None:
         planned = PlannedAsk(UNITS, [again], None, decision=Decision("admit", 0, True, 1, "store", None))
         made.add(DecisionEntry("decision", 4_000, planned, answer_of(ADMITS), (), None))
     assert len(msgpack.decode(made.batch("n", 1, 0))[4]) == 1
-    assert len(made._held) <= MANNERS, "the others are not kept alive"
+    assert len(made._kept_alive) <= MANNERS, "the others are not kept alive"
 
 
 LONG = "é" * 512

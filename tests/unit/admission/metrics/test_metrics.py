@@ -40,7 +40,7 @@ from app.domain.decision import Outcome
 from app.domain.quota import KEYS, Algorithm, Quota
 from app.domain.volumes import VolumeRules, factor_in_force
 from app.store.compiled_quota import ShadowPeriod
-from app.store.port import Answer, Charge, ChargeResult, Plan, StoreError
+from app.store.port import Answer, Charge, ChargeResult, IdsResult, LeaseResult, Plan, StoreError, UnitsResult
 from app.store.samples import COUNTED, ThrottledBucket
 from tests.unit.admission.fakes import charge_to, sent
 from tests.waiting import until
@@ -75,8 +75,8 @@ def judged(
 ) -> Judged:
     row = KEYS[quota]
     charge = charge_to(bucket, Quota(quota, 10.0, algorithm or row.algorithm, row.enforcement, shadow=shadow))
-    result = ChargeResult(outcome, throttle_ms=throttle_ms, **{"observed": 5.0, "remaining": 3.0, **said})
-    return charge, result
+    kind = IdsResult if charge.compiled.counts_ids else UnitsResult
+    return charge, kind(outcome, throttle_ms=throttle_ms, **{"observed": 5.0, "remaining": 3.0, **said})
 
 
 def count(metrics: Metrics, *all_judged: Judged, ask: Ask = ASK, **answered: Any) -> None:
@@ -159,7 +159,7 @@ def test_exempt_requests_are_counted_separately(metrics: Metrics, usage: Any, mo
 def test_fallbacks_corrections_and_calls_are_counted(metrics: Metrics):
     metrics.count_fallback("budget")
     metrics.count_fallback("budget")
-    count(metrics, judged(clock=1), judged("controller_mutation_rate", fill=2.5))
+    count(metrics, judged(correction=1), judged("controller_mutation_rate", forgiven=2.5))
     metrics.observe_call(40, 0.003)
     metrics.observe_decisions([0.004] * 40)
     found = samples(metrics)
@@ -310,7 +310,7 @@ def test_brief_answer_shows_all_that_a_full_one_does(clock: Clock):
 
 
 def test_what_earlier_tries_found_is_counted_too(metrics: Metrics):
-    clocks = judged(clock=1), judged("controller_mutation_rate", fill=2.5)
+    clocks = judged(correction=1), judged("controller_mutation_rate", forgiven=2.5)
     earlier = Answer(tuple(result for _, result in clocks))
     count(metrics, *clocks, earlier=structs.replace(earlier, earlier=earlier))
     count(metrics, judged(), judged("controller_mutation_rate"), earlier=earlier)
@@ -320,7 +320,7 @@ def test_what_earlier_tries_found_is_counted_too(metrics: Metrics):
 
 def test_what_an_ask_wrote_before_it_found_a_kept_answer_is_counted(metrics: Metrics):
     """The kept answer may come from other quotas, and its numbers are old."""
-    charge, result = judged(clock=1, remembered=3.0)
+    charge, result = judged(correction=1, lapsed=3.0)
     context = msgpack.encode(("admit", False, []))
     planned = PlannedAsk(ASK, (charge,), Plan("admit", (charge,), ("alice", bytes(16))))
     wrote, kept = Answer((result,)), Answer((), context)
@@ -350,7 +350,7 @@ def test_held_ask_of_several_tries_is_counted(metrics: Metrics):
 def test_leases_that_ended_are_found_in_the_answer_of_any_try(
     metrics: Metrics, brief: bool, is_earlier: bool
 ):
-    """For ids the same field of a result has the number of remembered ids."""
+    """A result of ids has none."""
     (ids_charge, ids_result), (charge, rate_result) = ids(remembered=9), judged()
     charges = (charge,) if brief else (ids_charge, charge)
     results = (rate_result,) if brief else (ids_result, rate_result)
@@ -358,15 +358,15 @@ def test_leases_that_ended_are_found_in_the_answer_of_any_try(
     answer = sent(Answer(results), brief=brief)
     planned.decision, _ = decided(planned, answer, sequential=False)
     assert not metrics.count(planned, answer)
-    over = Answer((*results[:-1], structs.replace(rate_result, remembered=3.0)))
+    over = Answer((*results[:-1], structs.replace(rate_result, lapsed=3.0)))
     answer = structs.replace(answer, earlier=over) if is_earlier else sent(over)
     assert metrics.count(planned, answer)
 
 
 def test_answer_with_verdicts_by_policy_changes_no_gauge_and_counts_what_else_it_says(metrics: Metrics):
-    count(metrics, judged(reason="store_full"), judged("controller_mutation_rate", fill=2.5))
+    count(metrics, judged(reason="store_full"), judged("controller_mutation_rate", forgiven=2.5))
     lost = judged("controller_mutation_rate", reason="store_failure")
-    count(metrics, judged(clock=2), lost, failure=StoreError("timeout"))
+    count(metrics, judged(correction=2), lost, failure=StoreError("timeout"))
     assert value(metrics, "decisions_total", decision="admit", quota="", source="fallback") == 2
     assert value(metrics, "tokens", quota="controller_mutation_rate", entity="user=alice") is None
     assert value(metrics, "rate", quota="request_rate", entity="user=alice") is None
@@ -381,8 +381,8 @@ def test_renewal_shows_what_its_bucket_holds(metrics: Metrics):
 
 
 def test_units_held_for_leases_are_shown(metrics: Metrics):
-    charge, result = judged(fill=7.5)
-    metrics.count_leased((charge,), Answer((result,)))
+    charge, _ = judged()
+    metrics.count_leased((charge,), Answer((LeaseResult("admit", held=7.5),)))
     found = {labels: shown for (name, labels), shown in samples(metrics).items() if name.startswith("lease")}
     assert found[("entity", "user=alice"), ("quota", "request_rate")] == 7.5
 
@@ -414,12 +414,12 @@ def test_filter_of_producer_ids_shows_ids_and_fill(metrics: Metrics):
 @pytest.mark.parametrize(
     ("mode", "shadow", "said", "left"),
     [
-        ("admit", False, {"outcome": "throttle", "throttle_ms": 9, "given": -2.0}, -1),
-        ("record", False, {"outcome": "delay", "throttle_ms": 9, "given": -2.0}, -1),
-        ("admit", False, {"outcome": "reject", "reason": "too_large", "given": 9.0}, -2),
-        ("peek", False, {"outcome": "throttle", "throttle_ms": 9, "given": -2.0}, 1),
-        ("admit", True, {"outcome": "throttle", "throttle_ms": 9, "given": -2.0}, 1),
-        ("admit", False, {"given": 5_000.0}, 1),
+        ("admit", False, {"outcome": "throttle", "throttle_ms": 9, "unseen": 2}, -1),
+        ("record", False, {"outcome": "delay", "throttle_ms": 9, "unseen": 2}, -1),
+        ("admit", False, {"outcome": "reject", "reason": "too_large", "largest": 9.0}, -2),
+        ("peek", False, {"outcome": "throttle", "throttle_ms": 9, "unseen": 2}, 1),
+        ("admit", True, {"outcome": "throttle", "throttle_ms": 9, "unseen": 2}, 1),
+        ("admit", False, {"open_ms": 5_000}, 1),
     ],
 )
 def test_new_ids_that_were_refused_are_below_what_remains(
