@@ -28,6 +28,7 @@ KEPT: Final = re.compile("more charged than the rows tell of|limits that did not
 
 EXEMPT: Final = (
     "LICENSE",
+    "app/http/console/uplot/",  # of another project
     "clients/python/LICENSE",
     "clients/package-lock.json",
     "requirements",

@@ -151,10 +151,10 @@ def test_nodes_stores_and_disks(console: Console):
         "aria-label", "/data of broker 1 is used to 95 %"
     )
     expect(page.locator("#disk-factor")).to_contain_text("Throttle factor 0: violation")
-    expect(page.locator("#faults")).to_contain_text("Produce limits are multiplied by 0: a disk is too full")
+    expect(page.locator("#faults")).to_contain_text("Producers are stopped: a disk is too full")
     console.node.http.post("/v1/volumes", json={"volumes": [], "complete": True})
     expect(page.locator("#disk-rows")).to_contain_text("Set QUOTAGATE_VOLUME_SOURCE")
-    expect(page.locator("#faults")).not_to_contain_text("Produce limits")
+    expect(page.locator("#faults")).not_to_contain_text("Producers are stopped")
 
 
 def test_empty_day_says_what_to_do(console: Console):

@@ -14,6 +14,7 @@ const REMEDIES = {
   budget: "it answers slowly. Look for slow commands and a crowded host.",
   busy: "it runs somebody's endless script. End it with SCRIPT KILL.",
   cluster: "it is a cluster. Give its URL as redis+cluster://.",
+  cluster_full_coverage: "it stops all slots when one primary is lost. Set cluster-require-full-coverage to no.",
   cluster_down: "a primary of the cluster is lost. Its replica takes over, or start it again.",
   connection: "it cannot be reached. Start it, or correct the network or QUOTAGATE_REDIS_URL.",
   disk_full: "its disk is full. Make room there.",
@@ -28,6 +29,7 @@ const REMEDIES = {
   no_replicas: "it has too few replicas for writes. Start them, or lower min-replicas-to-write.",
   out_of_memory: "it is beyond its maxmemory. Raise it.",
   permission: "its user may not run scripts or write. See the rule in docs/settings.md.",
+  primary_away: "a primary of the cluster is away. Its replica takes over, or start it again.",
   read_only: "it is a replica. Point QUOTAGATE_REDIS_URL to the primary.",
   response: "it gives an unexpected answer. The node's log has it.",
   scripting: "it does not run scripts. Allow EVAL and FCALL.",
@@ -176,7 +178,7 @@ function showFaults(now, volumes) {
     found.push(["The newest samples are lost", "a process was killed, or cannot reach the store. Its log says more."]);
   }
   if (volumes.factor < 1) {
-    found.push([`Produce limits are multiplied by ${measured(volumes.factor)}`,
+    found.push([volumes.factor ? `Produce limits are multiplied by ${measured(volumes.factor)}` : "Producers are stopped",
       volumes.drill ? "a drill is on. End it with: quotagate volumes drill --end"
         : "a disk is too full, or its state is not known. Make room on the disks marked below."]);
   }
@@ -191,6 +193,7 @@ function showFaults(now, volumes) {
 // Curves
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
 const clock = (second) => new Date(second * 1000).toLocaleTimeString("en-GB");
 
 // The colour that a variable of the style has in the scheme in use.
@@ -230,19 +233,22 @@ const textOf = (chart, value) => value == null ? "–" : chart.format(value);
 
 function optionsOf(chart) {
   const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
+  const scale = chart.isLogarithmic
+    ? { splits: () => [1, 10, 100, 1000], values: (_, values) => values.map((value) => duration(value / 1000)) }
+    : { values: (_, values) => values.map(chart.format) };
   const start = () => chart.ends - Math.min(SPANS[resolution].whole, Math.max(chart.ends - (chart.rows[0]?.[0] ?? 0), 60));
   return {
     ...sizeOf(chart.at.plot),
     cursor: { drag: { x: false, y: false }, y: false },
+    legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
     scales: {
       x: { range: () => [start(), chart.ends] },
       y: chart.isLogarithmic ? { distr: 3, range: () => [latencyMs[0] / 2, 2 * latencyMs.at(-1)] }
         : { range: (_, _min, most) => [0, most > 0 ? most * 1.1 : 1] },
     },
     axes: [
-      { ...axis, space: 70, values: (_, times) => times.map((time) => clock(time).replace(/:00$/, "")) },
-      { ...axis, size: 62, space: 35, values: (_, values) => values.map((value) =>
-        value === null ? "" : chart.isLogarithmic ? duration(value / 1000) : measured(value)) },
+      { ...axis, size: 30, space: 70, values: (_, times) => times.map((time) => clock(time).replace(/:00$/, "")) },
+      { ...axis, size: 62, space: 35, ...scale },
     ],
     series: [
       { label: "at", value: (_, time) => time == null ? "–" : clock(time) },
