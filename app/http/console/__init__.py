@@ -16,7 +16,15 @@ from app.http.server.static import Redirect, StaticPage
 ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
-SCRIPTS: Final = ("script.js", "overview.js", "start.js")
+SCRIPTS: Final = (
+    "script.js",
+    "overview.js",
+    "curves.js",
+    "quotas.js",
+    "keys.js",
+    "reports.js",
+    "start.js",
+)
 """One script of the page, in this order."""
 
 

@@ -28,8 +28,7 @@ def console_tables(report: WhatIfReport) -> Iterator[ConsoleTable]:
     yield ConsoleTable("decisions", "Decisions", ("decision", "before", "after"), decisions)
     touched = most_touched(found)
     for name, key, chart in charted(report, touched):
-        columns = ("at_ms", "asked_for", "limit_before", "limit_after", "refused_before", "refused_after")
-        yield ConsoleTable("over_time", f"{key} of {name} over time", columns, _over_time(report, chart))
+        yield from _over_time(report, name, key, chart)
     quotas = [
         (
             entity,
@@ -68,16 +67,21 @@ def _principal(name: str, each: Compared) -> Sequence[Cell]:
     )
 
 
-def _over_time(report: WhatIfReport, chart: UsageChart) -> list[Sequence[Cell]]:
-    rows: list[Sequence[Cell]] = []
+def _over_time(report: WhatIfReport, name: str, key: str, chart: UsageChart) -> Iterator[ConsoleTable]:
+    """The usage of a principal with both limits, and its refused asks."""
+    usage: list[Sequence[Cell]] = []
+    refused: list[Sequence[Cell]] = []
     limits = list(chart.limits_before)
     limit_before: float | None = None
     for at_ms in slices(report.from_ms, report.to_ms, report.slice_ms):
         while limits and limits[0][0] <= at_ms:
             limit_before = limits.pop(0)[1]
-        refused = (_at(chart.refused_before, at_ms), _at(chart.refused_after, at_ms))
-        rows.append((at_ms, chart.usage.get(at_ms, 0.0), limit_before, chart.limit_after, *refused))
-    return rows
+        usage.append((at_ms, chart.usage.get(at_ms, 0.0), limit_before, chart.limit_after))
+        refused.append((at_ms, _at(chart.refused_before, at_ms), _at(chart.refused_after, at_ms)))
+    columns = ("at_ms", "asked_for", "limit_before", "limit_after")
+    yield ConsoleTable("usage_over_time", f"{key} of {name}", columns, usage)
+    columns = ("at_ms", "refused_before", "refused_after")
+    yield ConsoleTable("refused_over_time", f"Refused asks of {name}", columns, refused)
 
 
 def _at(counts: Mapping[int, int], at_ms: int) -> int:
