@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from tests import stores
 from tests.service import Service, running
 from tests.tools import DEBIAN, need
+
+TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
 
 PUSHED = {
     "QUOTAGATE_VOLUME_SOURCE": "push",
@@ -78,7 +81,7 @@ def browser() -> Iterator[Browser]:
 def console(browser: Browser, node: Service) -> Iterator[Console]:
     """A freshly opened page; at the end, the browser must have no errors and have contacted no other host."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(TIMEOUT_MS)
     one = Console(page, node)
     page.on("pageerror", lambda error: one.complaints.append(str(error)))
     page.on("console", lambda said: one.complaints.append(said.text) if said.type == "error" else None)

@@ -79,7 +79,8 @@ def test_numbers_behind_each_curve_are_those_of_the_deployment(console: Console)
         compared += 1
     assert compared >= 2
     texts = console.page.evaluate(
-        "rows => rows.map(([at, ...rest]) => [clock(at), ...rest.map((value) => textOf(CHARTS[0], value))])",
+        "rows => rows.map((row) => [clock(row[0]), ...row.slice(1).map((_, line) => "
+        "textOf(CHARTS[0], row, line))])",
         drawn,
     )
     known = [row for row in rows[::-1] if "–" not in row]

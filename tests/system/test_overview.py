@@ -144,7 +144,7 @@ def test_sum_over_nodes_is_exact_over_a_stop_and_a_start(tmp_path: Path) -> None
 
 
 class Caller:
-    """Asks a node until it is told to end, or until the node has stopped.
+    """Asks a node until `end`, or until the node has stopped.
 
     Attributes:
         answers: of this caller.

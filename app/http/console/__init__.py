@@ -17,12 +17,7 @@ ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
 SCRIPTS: Final = (
-    "script.js",
-    "overview.js",
-    "curves.js",
-    "quotas.js",
-    "keys.js",
-    "reports.js",
+    *("script.js", "curves.js", "overview.js", "quotas.js", "buckets.js", "keys.js", "reports.js"),
     "start.js",
 )
 """One script of the page, in this order."""

@@ -1,86 +1,113 @@
-// Curves over time in a place of a page, drawn by uPlot; each is also a table.
+// Curves over time, drawn by uPlot. Each has a label with its newest values, and a table.
+//
+// A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
+// (`parent`). A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
 
-const CURVE_HEIGHT = 180;
-const scheme = matchMedia("(prefers-color-scheme: dark)");
-let curves = []; // those in the page
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
+const drawn = new Set(); // charts
 
-// Returns a curve without values: a figure in `place`. `lines` are the names of its lines.
-function curveIn(place, { title, lines, format = measured }) {
+const clock = (second) => new Date(second * 1000).toLocaleTimeString("en-GB");
+const instant = (chart, second) => chart.hasDates
+  ? `${new Date(second * 1000).toLocaleDateString("en-CA")} ${clock(second).slice(0, 5)}` : clock(second);
+const textOf = (chart, row, line) => row?.[line + 1] == null ? "–" : chart.format(row[line + 1], line, row);
+
+// The colour that a variable of the style has in the scheme in use.
+function colour(name) {
+  byId("probe").style.color = `var(--${name})`;
+  return getComputedStyle(byId("probe")).color;
+}
+
+// Draws the last `span` seconds until `ends`.
+function draw(chart, rows, ends, span) {
+  Object.assign(chart, { rows, ends, span });
+  chart.figure ??= figureOf(chart);
+  const columns = [0, ...chart.lines.map((_, line) => line + 1)].map((column) => rows.map((row) => row[column]));
+  if (!chart.plot) chart.plot = new uPlot(optionsOf(chart), columns, chart.figure.querySelector(".plot"));
+  else chart.plot.setData(columns);
+  if (chart.plot.cursor.idx == null) chart.plot.setLegend({ idx: rows.length - 1 });
+  const values = chart.lines.map((name, line) => `${name} ${textOf(chart, rows.at(-1), line)}`);
+  chart.figure.querySelector(".plot").setAttribute("aria-label", `${chart.title}, newest: ${values.join(", ")}`);
+}
+
+function figureOf(chart) {
   const plot = made("div", { class: "plot", role: "img", tabindex: 0 });
-  const table = made("table");
-  const details = made("details", {}, made("summary", {}, "As a table"), table);
-  const curve = { title, lines, format, plot: null, rows: [], at: { plot, table } };
-  details.addEventListener("toggle", () => details.open && tabulateCurve(curve));
-  plot.addEventListener("keydown", (event) => moveCursor(curve, event));
-  new ResizeObserver(() => curve.plot?.setSize(curveSize(plot))).observe(plot);
-  place.append(made("figure", {}, made("figcaption", {}, title), plot, details));
-  curves = [...curves.filter((each) => each.at.plot.isConnected), curve];
-  return curve;
+  const details = made("details", {}, made("summary", {}, "As a table"), made("table"));
+  const figure = made("figure", {}, made("figcaption", {}, chart.title), plot, details);
+  details.addEventListener("toggle", () => details.open && tabulate(chart));
+  plot.addEventListener("keydown", (event) => moveCursor(chart, event));
+  new ResizeObserver(() => chart.plot?.setSize(sizeOf(plot))).observe(plot);
+  chart.parent.append(figure);
+  drawn.add(chart);
+  return figure;
 }
 
-const curveSize = (plot) => ({ width: Math.max(plot.clientWidth, 200), height: CURVE_HEIGHT });
-
-// Rows are [time in s, a value or null for each line], in the order of their times.
-function drawCurve(curve, rows) {
-  curve.rows = rows;
-  const columns = [0, ...curve.lines.map((_, line) => line + 1)].map((column) => rows.map((row) => row[column]));
-  if (curve.plot) curve.plot.setData(columns);
-  else curve.plot = new uPlot(curveOptions(curve), columns, curve.at.plot);
-  if (curve.plot.cursor.idx == null && rows.length) curve.plot.setLegend({ idx: rows.length - 1 });
-  const newest = rows.at(-1)?.slice(1) ?? [];
-  const values = curve.lines.map((line, place) => `${line} ${textOf(curve, newest[place])}`);
-  curve.at.plot.setAttribute("aria-label", `${curve.title}, newest: ${values.join(", ")}`);
+function removeCurve(chart) {
+  chart.plot.destroy();
+  chart.figure.remove();
+  drawn.delete(chart);
 }
 
-// Times of one day are without their date.
-function instant(curve, second) {
-  const [first, last] = [curve.rows[0]?.[0] ?? second, curve.rows.at(-1)?.[0] ?? second];
-  const at = new Date(second * 1000);
-  if (last - first < 86400 && new Date(first * 1000).getDate() === new Date(last * 1000).getDate()) return clock(second);
-  return `${at.toLocaleDateString("en-CA")} ${clock(second).slice(0, 5)}`;
-}
+const sizeOf = (plot) => ({ width: Math.max(plot.clientWidth, 200), height: 180 });
 
-function curveOptions(curve) {
+function optionsOf(chart) {
   const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
+  const scale = chart.bounds
+    ? { splits: () => chart.splits, values: (_, values) => values.map((value) => duration(value / 1000)) }
+    : { values: (_, values) => values.map((value) => chart.format(value, 0)) };
+  const start = () => chart.ends - Math.min(chart.span, Math.max(chart.ends - (chart.rows[0]?.[0] ?? 0), 60));
   return {
-    ...curveSize(curve.at.plot),
+    ...sizeOf(chart.figure.querySelector(".plot")),
     cursor: { drag: { x: false, y: false }, y: false },
+    legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
     scales: {
-      x: { range: () => [curve.rows[0]?.[0] ?? 0, Math.max(curve.rows.at(-1)?.[0] ?? 0, (curve.rows[0]?.[0] ?? 0) + 1)] },
-      y: { range: (_, _min, most) => [0, most > 0 ? most * 1.1 : 1] },
+      x: { range: () => [start(), chart.ends] },
+      y: chart.bounds ? { distr: 3, range: () => chart.bounds() } : { range: (_, least, most) =>
+        [Math.min(least ?? 0, 0), most > 0 ? most * 1.1 : 1] },
     },
     axes: [
-      { ...axis, space: 130, values: (_, times) => times.map((time) => instant(curve, time).replace(/:00$/, "")) },
-      { ...axis, size: 62, space: 35, values: (_, values) => values.map((value) => value === null ? "" : curve.format(value)) },
+      { ...axis, size: 30, space: chart.hasDates ? 130 : 70, values: (_, times) => times.map((time) => chart.hasDates
+        ? instant(chart, time) : clock(time).replace(/:00$/, "")) },
+      { ...axis, size: 62, space: 35, ...scale },
     ],
     series: [
-      { label: "at", value: (_, time) => time == null ? "–" : instant(curve, time) },
-      ...curve.lines.map((label, place) => ({
-        label, stroke: () => colour(`line-${place % 4}`), width: 1.5, dash: DASHES[place % DASHES.length],
-        value: (_, value) => textOf(curve, value), points: { show: curve.rows.length === 1 },
+      { label: "at", value: (_, time) => time == null ? "–" : instant(chart, time) },
+      ...chart.lines.map((label, line) => ({
+        label, stroke: () => colour(`line-${line}`), width: 1.5, dash: DASHES[line],
+        ...(label === chart.marks ? { paths: () => null, points: { show: true, size: 9 } } : {}),
+        value: (_, _value, _line, place) => textOf(chart, chart.rows[place], line),
       })),
     ],
   };
 }
 
+function moveCursor(chart, event) {
+  const last = chart.rows.length - 1;
+  const at = chart.plot.cursor.idx ?? last + 1;
+  const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+  if (next === undefined || last < 0) return;
+  const place = Math.min(Math.max(next, 0), last);
+  chart.plot.setCursor({ left: chart.plot.valToPos(chart.rows[place][0], "x"), top: 10 });
+  event.preventDefault();
+}
+
 // The table is of the moment when it is opened: it does not change while somebody reads it.
-function tabulateCurve(curve) {
-  const rows = curve.rows.toReversed().map(([at, ...values]) => made("tr", {}, made("th", { scope: "row" }, instant(curve, at)),
-    ...cells(...curve.lines.map((_, place) => textOf(curve, values[place])))));
-  const heads = ["At", ...curve.lines].map((name) => made("th", { scope: "col" }, name));
-  curve.at.table.replaceChildren(made("caption", {}, curve.title), made("thead", {}, made("tr", {}, ...heads)),
-    made("tbody", {}, ...rows));
+function tabulate(chart) {
+  const rows = chart.rows.toReversed().map((row) => made("tr", {}, made("th", { scope: "row" }, instant(chart, row[0])),
+    ...cells(...chart.lines.map((_, line) => textOf(chart, row, line)))));
+  const heads = ["At", ...chart.lines].map((name) => made("th", { scope: "col" }, name));
+  chart.figure.querySelector("details table").replaceChildren(made("caption", {}, chart.title),
+    made("thead", {}, made("tr", {}, ...heads)), made("tbody", {}, ...rows));
 }
 
 // uPlot keeps the colours that it began with.
-function drawCurvesAgain() {
-  curves = curves.filter((each) => each.at.plot.isConnected);
-  for (const curve of curves) {
-    curve.plot?.destroy();
-    curve.plot = null;
-    drawCurve(curve, curve.rows);
+function drawAgain() {
+  for (const chart of drawn) {
+    chart.plot.destroy();
+    chart.plot = null;
+    draw(chart, chart.rows, chart.ends, chart.span);
   }
 }
 
-byId("scheme").addEventListener("click", drawCurvesAgain);
-scheme.addEventListener("change", drawCurvesAgain);
+byId("scheme").addEventListener("click", drawAgain);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);

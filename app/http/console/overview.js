@@ -1,4 +1,4 @@
-// The overview: the whole deployment, from GET v1/overview. Curves are drawn by uPlot; each is also a table.
+// The overview: the whole deployment, from GET v1/overview.
 
 const SPANS = {
   second: { step: 1, whole: 900, lately: 60, late: 4, name: "the last minute" },
@@ -51,7 +51,8 @@ const CHARTS = [
     values: (entry, seconds) => perSecond(entry, seconds, ["admit", "delay", "throttle", "reject"]),
   },
   {
-    title: "Time to decide", lines: ["p50", "p99"], isLogarithmic: true,
+    title: "Time to decide", lines: ["p50", "p99"],
+    bounds: () => [latencyMs[0] / 2, 2 * latencyMs.at(-1)], splits: [1, 10, 100, 1000], // logarithmic
     format: (ms) => ms > latencyMs.at(-1) ? `> ${duration(latencyMs.at(-1) / 1000)}` : `≤ ${duration(ms / 1000)}`,
     values: (entry) => [0.5, 0.99].map((quantile) => percentile(entry.latency, quantile)),
   },
@@ -123,7 +124,12 @@ function showOverview(now, volumes, since) {
   const isDrawn = entries.length > 1;
   byId("curves").hidden = !isDrawn;
   byId("no-curves").hidden = isDrawn;
-  if (isDrawn) for (const chart of CHARTS) draw(chart, now.now_ms);
+  if (isDrawn) {
+    for (const chart of CHARTS) {
+      chart.parent = byId("curves");
+      draw(chart, rowsOf(chart, now.now_ms), now.now_ms / 1000, SPANS[resolution].whole);
+    }
+  }
   showFaults(now, volumes);
   const seconds = since && now.series.length ? (now.series.at(-1).at_ms - since) / 1000 : null;
   byId("busiest-span").textContent = `In ${SPANS[resolution].name}`;
@@ -190,106 +196,6 @@ function showFaults(now, volumes) {
     made("li", remedy ? {} : { class: "hint" }, remedy ? made("strong", {}, `${fault}: `) : fault, remedy)));
 }
 
-// Curves
-
-const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
-const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
-const clock = (second) => new Date(second * 1000).toLocaleTimeString("en-GB");
-
-// The colour that a variable of the style has in the scheme in use.
-function colour(name) {
-  byId("probe").style.color = `var(--${name})`;
-  return getComputedStyle(byId("probe")).color;
-}
-
-function figureOf(chart) {
-  const plot = made("div", { class: "plot", role: "img", tabindex: 0 });
-  const table = made("table");
-  const details = made("details", {}, made("summary", {}, "As a table"), table);
-  const figure = made("figure", {}, made("figcaption", {}, chart.title), plot, details);
-  details.addEventListener("toggle", () => details.open && tabulate(chart));
-  plot.addEventListener("keydown", (event) => moveCursor(chart, event));
-  new ResizeObserver(() => chart.plot?.setSize(sizeOf(plot))).observe(plot);
-  byId("curves").append(figure);
-  return { plot, table };
-}
-
-const sizeOf = (plot) => ({ width: Math.max(plot.clientWidth, 200), height: 180 });
-
-function draw(chart, nowMs) {
-  chart.at ??= figureOf(chart);
-  chart.rows = rowsOf(chart, nowMs);
-  chart.ends = nowMs / 1000;
-  const columns = [0, ...chart.lines.map((_, line) => line + 1)].map((column) => chart.rows.map((row) => row[column]));
-  if (!chart.plot) chart.plot = new uPlot(optionsOf(chart), columns, chart.at.plot);
-  else chart.plot.setData(columns);
-  if (chart.plot.cursor.idx == null) chart.plot.setLegend({ idx: chart.rows.length - 1 });
-  const newest = chart.rows.at(-1)?.slice(1) ?? [];
-  const values = chart.lines.map((line, place) => `${line} ${textOf(chart, newest[place])}`);
-  chart.at.plot.setAttribute("aria-label", `${chart.title}, newest: ${values.join(", ")}`);
-}
-
-const textOf = (chart, value) => value == null ? "–" : chart.format(value);
-
-function optionsOf(chart) {
-  const axis = { stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
-  const scale = chart.isLogarithmic
-    ? { splits: () => [1, 10, 100, 1000], values: (_, values) => values.map((value) => duration(value / 1000)) }
-    : { values: (_, values) => values.map(chart.format) };
-  const start = () => chart.ends - Math.min(SPANS[resolution].whole, Math.max(chart.ends - (chart.rows[0]?.[0] ?? 0), 60));
-  return {
-    ...sizeOf(chart.at.plot),
-    cursor: { drag: { x: false, y: false }, y: false },
-    legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
-    scales: {
-      x: { range: () => [start(), chart.ends] },
-      y: chart.isLogarithmic ? { distr: 3, range: () => [latencyMs[0] / 2, 2 * latencyMs.at(-1)] }
-        : { range: (_, _min, most) => [0, most > 0 ? most * 1.1 : 1] },
-    },
-    axes: [
-      { ...axis, size: 30, space: 70, values: (_, times) => times.map((time) => clock(time).replace(/:00$/, "")) },
-      { ...axis, size: 62, space: 35, ...scale },
-    ],
-    series: [
-      { label: "at", value: (_, time) => time == null ? "–" : clock(time) },
-      ...chart.lines.map((label, place) => ({
-        label, stroke: () => colour(`line-${place}`), width: 1.5, dash: DASHES[place],
-        value: (_, value) => textOf(chart, value),
-      })),
-    ],
-  };
-}
-
-function moveCursor(chart, event) {
-  const last = chart.rows.length - 1;
-  const at = chart.plot.cursor.idx ?? last + 1;
-  const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
-  if (next === undefined || last < 0) return;
-  const place = Math.min(Math.max(next, 0), last);
-  chart.plot.setCursor({ left: chart.plot.valToPos(chart.rows[place][0], "x"), top: 10 });
-  event.preventDefault();
-}
-
-// The table is of the moment when it is opened: it does not change while somebody reads it.
-function tabulate(chart) {
-  const rows = chart.rows.toReversed().map(([at, ...values]) =>
-    made("tr", {}, made("th", { scope: "row" }, clock(at)), ...cells(...values.map((value) => textOf(chart, value)))));
-  const heads = ["At", ...chart.lines].map((name) => made("th", { scope: "col" }, name));
-  chart.at.table.replaceChildren(made("caption", {}, chart.title), made("thead", {}, made("tr", {}, ...heads)),
-    made("tbody", {}, ...rows));
-}
-
-// uPlot keeps the colours that it began with.
-function drawAgain() {
-  for (const chart of CHARTS) {
-    chart.plot?.destroy();
-    chart.plot = null;
-    if (chart.rows) draw(chart, chart.ends * 1000);
-  }
-}
-
-byId("scheme").addEventListener("click", drawAgain);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAgain);
 byId("span").addEventListener("change", (event) => {
   resolution = event.target.value;
   entries = [];

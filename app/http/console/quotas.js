@@ -56,7 +56,6 @@ byId("new").addEventListener("click", () => edit(without("")));
 
 let editing = null; // the entity's quotas as the service gave them; version null: it has none
 
-const TYPE_FIELDS = { user: "principal", "client-id": "client_id", ip: "ip", broker: "broker", listener: "listener" };
 const pathOf = (entity) => `v1/quotas/${entity.replace(/[?#/\\]/g, encodeURIComponent)}`;
 const valueText = ({ limit, ...rest }) => `${shown(limit)}${Object.keys(rest).length ? ` ${JSON.stringify(rest)}` : ""}`;
 
@@ -211,9 +210,8 @@ async function undo({ at_ms: atMs, who, before, after }) {
 
 // Shadow quotas: what they would have done, all over the deployment, while the page is open
 
-const MAX_READS = 300;
+const SHADOW_S = 600; // how far back the curves go
 const VERDICTS = ["admit", "delay", "throttle", "reject"];
-const SHADOW_LINES = ["asks", "would delay", "would refuse"];
 let shadowReads = []; // the answers while this page is open
 let shadowCurves = new Map(); // by quota key
 
@@ -228,9 +226,9 @@ const shareOf = (count, all) => count ? `${shown(count)} (${measured((100 * coun
 
 function beginShadows({ quotas }) {
   shadowReads = [];
+  for (const chart of shadowCurves.values()) removeCurve(chart);
   shadowCurves = new Map();
   byId("shadow-fault").textContent = "";
-  byId("shadow-curves").replaceChildren();
   const isThere = Object.values(quotas).some(({ shadow }) => shadow);
   byId("shadow-table").hidden = !isThere;
   byId("no-shadows").hidden = isThere;
@@ -251,13 +249,14 @@ async function lookAtShadows() {
   }
   if (editing?.entity !== entity || editing.version !== version) return;
   const isAnew = found.version !== shadowReads.at(-1)?.version;
-  shadowReads = [...(isAnew ? [] : shadowReads), found].slice(-MAX_READS);
+  shadowReads = [...(isAnew ? [] : shadowReads), found].filter((read) => read.now_ms > found.now_ms - SHADOW_S * 1000);
   fill("shadow-rows", found.shadows.map((shadow) => shadowRow(found, shadow)), "Nothing is in shadow any more. Open it again.", 7);
   for (const { quota } of found.shadows) {
     if (!shadowCurves.has(quota)) {
-      shadowCurves.set(quota, curveIn(byId("shadow-curves"), { title: `${quota}: a second, while you watch`, lines: SHADOW_LINES }));
+      shadowCurves.set(quota, { title: `${quota}: a second, while you watch`, parent: byId("shadow-curves"),
+        lines: ["asks", "would delay", "would refuse"], format: measured });
     }
-    drawCurve(shadowCurves.get(quota), shadowRates(quota));
+    draw(shadowCurves.get(quota), shadowRates(quota), found.now_ms / 1000, SHADOW_S);
   }
 }
 
@@ -334,7 +333,7 @@ function beginLadder({ entity }) {
   byId("ladder-fields").replaceChildren(...types.map((type) => {
     const name = parts.find(([known]) => known === type)?.[1];
     return made("label", {}, { user: "Principal", "client-id": "Client-id" }[type] ?? type,
-      made("input", { name: TYPE_FIELDS[type], value: name ?? "", spellcheck: "false" }));
+      made("input", { name: PARAMETERS[type], value: name ?? "", spellcheck: "false" }));
   }));
   byId("ladder").replaceChildren();
   const isNamed = parts.length > 0 && parts.every(([, name]) => name !== null);

@@ -2,9 +2,11 @@
 
 const MAX_TABLES_SHOWN = 40;
 const MAX_ROWS_SHOWN = 200;
-const MAX_LINES = 6;
+const MAX_LINES = 4;
+const DAY_S = 86400;
 const JOBS = { audit: "audit", whatif: "what-if", recommend: "recommendation", backfill: "backfill" };
 let reading = null; // the name of the report that is shown
+let reportCurves = [];
 
 async function lookAtReports() {
   let found;
@@ -97,10 +99,12 @@ async function openReport(name) {
         + "report.html next to it says more; its Parquet files have all rows."),
     ...findingsOf(report.summary));
   place.hidden = false;
+  reportCurves.forEach(removeCurve);
+  reportCurves = [];
   let figures = null; // curves that follow each other share a line
   for (const table of report.tables.slice(0, MAX_TABLES_SHOWN)) {
     const isCurve = table.columns[0] === "at_ms";
-    if (isCurve && !figures) place.append(figures = made("div", { class: "figures" }));
+    if (isCurve && !figures) place.append(figures = made("div", { class: "curves" }));
     if (isCurve) drawTable(figures, table);
     else place.append(reportTable(table));
     if (!isCurve) figures = null;
@@ -150,6 +154,13 @@ function drawTable(place, { title, columns, rows }) {
   const points = rows.filter(([at]) => typeof at === "number").map(([at, ...values]) =>
     [at / 1000, ...lines.map((_, line) => typeof values[line] === "number" ? values[line] : null)]);
   points.sort(([one], [other]) => one - other);
-  if (points.length) drawCurve(curveIn(place, { title, lines: lines.map(headOf) }), points);
-  else place.append(made("h3", {}, title), made("p", { class: "hint" }, "None."));
+  if (!points.length) {
+    place.append(made("div", {}, made("h3", {}, title), made("p", { class: "hint" }, "None.")));
+    return;
+  }
+  const [first, last] = [points[0][0], points.at(-1)[0]];
+  const isOneDay = last - first < DAY_S && new Date(first * 1000).getDate() === new Date(last * 1000).getDate();
+  const chart = { title, parent: place, lines: lines.map(headOf), format: (value) => measured(value), hasDates: !isOneDay };
+  reportCurves.push(chart);
+  draw(chart, points, last, last - first);
 }

@@ -173,41 +173,6 @@ byId("key-form").addEventListener("submit", (event) => {
   show(location.hash.slice(1) || "overview");
 });
 
-// Buckets
-
-let watched = null;
-
-byId("which").quota.append(made("option", { value: "" }, "all"), ...KEYS.map((key) => made("option", {}, key)));
-byId("which").addEventListener("submit", (event) => {
-  event.preventDefault();
-  watched = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value));
-  lookAtBucket();
-});
-byId("reset").addEventListener("click", () => {
-  const { bucket, quota } = watched;
-  if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
-    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
-  }
-});
-
-function watch(bucket, quota) {
-  byId("which").bucket.value = bucket;
-  byId("which").quota.value = quota;
-  watched = { bucket, quota };
-  show("buckets");
-}
-
-async function lookAtBucket() {
-  if (!watched) return;
-  await act(async () => {
-    const { buckets } = await ask(`v1/buckets?${new URLSearchParams(watched)}`);
-    fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
-      b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
-    byId("reset").disabled = !buckets.length;
-    byId("watched").textContent = `${watched.bucket}, as of ${new Date().toLocaleTimeString()}`;
-  });
-}
-
 // Health, from the metrics of the node that answers: name, labels and value of each sample
 
 function samples(text) {

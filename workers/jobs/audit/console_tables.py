@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from app.domain.decision import OUTCOMES
 from workers.jobs.audit.page import COUNTS, PRINCIPAL_COUNTS
 from workers.jobs.console import Cell, ConsoleTable, slices
 
-SEEN: Final = (*OUTCOMES, "fallback")
-
 
 def console_tables(report: Mapping[str, Any]) -> Iterator[ConsoleTable]:
     """The tables that the page has, from its values."""
-    yield ConsoleTable("decisions_over_time", "Decisions over time", ("at_ms", *SEEN), _over_time(report))
+    yield ConsoleTable("decisions_over_time", "Decisions over time", ("at_ms", *OUTCOMES), _over_time(report))
     total = report["overall"]
     if report["failed"]:
         title = "Principals for which a bound did not hold"
@@ -39,7 +37,7 @@ def _over_time(report: Mapping[str, Any]) -> list[Sequence[Cell]]:
     if not found:
         return []
     return [
-        (at_ms, *(found.get(at_ms, {}).get(name, 0) for name in SEEN))
+        (at_ms, *(found.get(at_ms, {}).get(name, 0) for name in OUTCOMES))
         for at_ms in slices(min(found), max(found), report["slice_ms"])
     ]
 

@@ -1,0 +1,94 @@
+// Buckets: the state of one, and its curve while it is watched.
+
+const WATCHED_S = 900; // how far back the curves go
+const PARAMETERS = { user: "principal", "client-id": "client_id", ip: "ip", broker: "broker", listener: "listener" };
+const LATEST = 2 ** 53 - 1;
+
+let watched = null;
+let levels = new Map(); // the curve of each quota of the watched bucket
+let waitsSince = LATEST; // the time (ms) until which the waits are known
+
+byId("which").quota.append(made("option", { value: "" }, "all"), ...KEYS.map((key) => made("option", {}, key)));
+byId("which").addEventListener("submit", (event) => {
+  event.preventDefault();
+  begin(Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value)));
+  lookAtBucket();
+});
+byId("reset").addEventListener("click", () => {
+  const { bucket, quota } = watched;
+  if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
+    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
+  }
+});
+
+function watch(bucket, quota) {
+  byId("which").bucket.value = bucket;
+  byId("which").quota.value = quota;
+  begin({ bucket, quota });
+  show("buckets");
+}
+
+function begin(chosen) {
+  watched = chosen;
+  for (const chart of levels.values()) removeCurve(chart);
+  levels = new Map();
+  waitsSince = LATEST;
+}
+
+async function lookAtBucket() {
+  if (!watched) return;
+  const looked = watched;
+  await act(async () => {
+    const [{ buckets }, limits, overview] = await Promise.all([
+      ask(`v1/buckets?${new URLSearchParams(looked)}`), limitsOf(looked.bucket),
+      ask(`v1/overview?${new URLSearchParams({ since_ms: waitsSince })}`),
+    ]);
+    if (looked !== watched) return;
+    fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
+      b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
+    byId("reset").disabled = !buckets.length;
+    byId("watched").textContent = `${looked.bucket}, as of ${new Date().toLocaleTimeString()}`;
+    for (const bucket of buckets) drawLevel(bucket, limits, overview);
+    waitsSince = overview.series.at(-1)?.at_ms ?? Math.min(waitsSince, overview.now_ms);
+  });
+}
+
+// The limits in force for a bucket, which is named by those who share it.
+async function limitsOf(bucket) {
+  const parts = bucket.split(/[,;]/).map((part) => part.split("="));
+  const caller = parts.filter(([type, name]) => type in PARAMETERS && name)
+    .map(([type, name]) => [PARAMETERS[type], decodeURIComponent(name)]);
+  try {
+    return (await ask(`v1/quotas:effective?${new URLSearchParams(caller)}`)).quotas;
+  } catch (error) {
+    if (error instanceof Refused) return []; // such as of a network of addresses, which is nobody's name
+    throw error;
+  }
+}
+
+// What is used against the limit: a rate, or ids in the window. A token bucket has a level, and is full at its burst.
+function drawLevel(bucket, limits, overview) {
+  const limit = limits.find((each) => each.quota === bucket.quota && each.bucket === bucket.bucket)?.limit_now ?? null;
+  const wait = overview.throttled.find((each) => each.quota === bucket.quota && each.bucket === bucket.bucket);
+  const meanMs = wait ? wait.throttle_ms / wait.asks : null;
+  const isTokens = bucket.tokens !== null;
+  const isIds = bucket.charged_ids !== null;
+  const level = isTokens ? bucket.tokens : isIds ? bucket.charged_ids : bucket.observed;
+  const most = isTokens ? bucket.observed + bucket.tokens : limit;
+  if (!levels.has(bucket.quota)) {
+    levels.set(bucket.quota, {
+      title: `${bucket.quota} of ${bucket.bucket}`, parent: byId("levels"), rows: [], marks: "mean wait",
+      lines: [isTokens ? "tokens" : isIds ? "charged ids" : "rate", isTokens ? "burst" : "limit", "mean wait",
+        ...(isIds ? ["remembered ids"] : [])],
+      format: (value, line, row) => line === 2 ? duration(row.meanMs / 1000) : measured(value),
+    });
+  }
+  const chart = levels.get(bucket.quota);
+  const now = Date.now() / 1000;
+  // A wait is a mark at the level that it was met with.
+  const row = [now, level, most, meanMs === null ? null : level, ...(isIds ? [bucket.remembered_ids] : [])];
+  const last = chart.rows.at(-1)?.[0] ?? now;
+  if (now - last > 3 * REFRESH_MS / 1000) chart.rows.push([last + 1, ...chart.lines.map(() => null)]); // not seen meanwhile
+  const rows = [...chart.rows, Object.assign(row, { meanMs })].filter(([at]) => at > now - WATCHED_S);
+  draw(chart, rows, now, WATCHED_S);
+}
