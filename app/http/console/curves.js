@@ -59,6 +59,7 @@ function optionsOf(chart) {
   return {
     ...sizeOf(chart.figure.querySelector(".plot")),
     cursor: { drag: { x: false, y: false }, y: false },
+    hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })] },
     legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
     scales: {
       x: { range: () => [start(), chart.ends] },

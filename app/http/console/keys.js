@@ -2,17 +2,22 @@
 
 async function lookAtKeys() {
   const { keys } = await ask("v1/keys");
-  fill("key-rows", keys.map(keyRow), "No key yet, beside the admin key. Create one for each program, with the fewest scopes.", 7);
+  fill("key-rows", keys.map(keyRow), "No key yet, beside the admin key. Create one for each program, with the fewest scopes.", 5);
 }
 
 function keyRow({ name, scopes, bound_to: boundTo, created_ms: created, expires_ms: expires, rotated_ms: rotated,
   former_until_ms: formerUntil }) {
   const isExpired = expires !== null && expires <= Date.now();
   const isBoth = formerUntil !== null && formerUntil > Date.now();
+  const times = [
+    made("div", {}, `created ${shortly(created)}`),
+    expires === null ? null : made("div", isExpired ? { class: "bad" } : {}, `${isExpired ? "expired" : "expires"} ${shortly(expires)}`),
+    rotated === null ? null : made("div", {}, `rotated ${shortly(rotated)}`),
+    isBoth ? made("div", { class: "hint" }, `the key before is valid until ${shortly(formerUntil)}`) : null,
+  ];
   const row = made("tr", { "data-key": name }, ...cells(made("code", {}, name), scopes.join(", "),
     made("div", {}, ...(boundTo.length ? boundTo.map((entity) => made("div", {}, made("code", {}, entity))) : ["any entity"])),
-    when(created), made("span", isExpired ? { class: "bad" } : {}, `${isExpired ? "expired " : ""}${expires === null ? "never" : when(expires)}`),
-    made("div", {}, when(rotated), isBoth ? made("div", { class: "hint" }, `the key before until ${when(formerUntil)}`) : null)));
+    made("div", {}, ...times.filter(Boolean))));
   row.append(made("td", { class: "actions" },
     made("button", { type: "button", disabled: isExpired ? "" : null, onclick: () => offerRotation(name) }, "Rotate…"), " ",
     made("button", { type: "button", onclick: () => revoke(name) }, "Revoke…")));

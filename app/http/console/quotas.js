@@ -226,7 +226,7 @@ const shareOf = (count, all) => count ? `${shown(count)} (${measured((100 * coun
 
 function beginShadows({ quotas }) {
   shadowReads = [];
-  for (const chart of shadowCurves.values()) removeCurve(chart);
+  for (const chart of shadowCurves.values()) if (chart.plot) removeCurve(chart);
   shadowCurves = new Map();
   byId("shadow-fault").textContent = "";
   const isThere = Object.values(quotas).some(({ shadow }) => shadow);
@@ -256,7 +256,8 @@ async function lookAtShadows() {
       shadowCurves.set(quota, { title: `${quota}: a second, while you watch`, parent: byId("shadow-curves"),
         lines: ["asks", "would delay", "would refuse"], format: measured });
     }
-    draw(shadowCurves.get(quota), shadowRates(quota), found.now_ms / 1000, SHADOW_S);
+    const rates = shadowRates(quota);
+    if (rates.length) draw(shadowCurves.get(quota), rates, found.now_ms / 1000, SHADOW_S);
   }
 }
 

@@ -27,7 +27,7 @@ async function lookAtReports() {
     byId("no-reports").hidden = true;
   }
   byId("report-list").hidden = !found.reports.length;
-  fill("report-rows", found.reports.map(reportRow), "", 6);
+  fill("report-rows", found.reports.map(reportRow), "", 5);
   byId("report-notes").textContent = [
     found.more ? "Older reports are not listed." : "",
     found.unreadable ? `${shown(found.unreadable)} folders cannot be shown: they have no summary.json, or it is a link, damaged, `
@@ -54,8 +54,8 @@ function reportRow(report) {
       else return;
       event.preventDefault();
     },
-  }, ...cells(made("code", {}, report.name), JOBS[report.kind] ?? "?", when(report.from_ms), when(report.to_ms),
-    when(report.modified_ms), made("span", isBad ? { class: "bad" } : {}, text)));
+  }, ...cells(made("code", {}, report.name), made("span", isBad ? { class: "bad" } : {}, text), JOBS[report.kind] ?? "?",
+    report.from_ms === null ? "–" : `${shortly(report.from_ms)} – ${shortly(report.to_ms)}`, shortly(report.modified_ms)));
 }
 
 const count = (value) => typeof value === "number" ? shown(value) : "–";
@@ -132,7 +132,7 @@ function reportCell(column, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return String(value);
   if (column === "at_ms") return when(value);
-  return column.endsWith("_ms") ? duration(value / 1000) : shown(Number(value.toPrecision(12)));
+  return column.endsWith("_ms") ? duration(value / 1000) : shown(Number.isInteger(value) ? value : Number(value.toPrecision(6)));
 }
 
 function reportTable({ title, columns, rows, count: all }) {

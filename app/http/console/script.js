@@ -225,6 +225,7 @@ function duration(seconds) {
 }
 
 const left = (untilMs) => untilMs <= Date.now() ? "over" : duration((untilMs - Date.now()) / 1000);
+const shortly = (atMs) => atMs ? new Date(atMs).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "–";
 const when = (atMs) => atMs ? new Date(atMs).toLocaleString() : "–";
 const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)} (until ${when(untilMs)})`;
 

@@ -27,6 +27,7 @@ ONE: Final = "/v1/reports/{name}"
 
 READ_WITHIN_S: Final = 30.0
 """A network disk that does not answer is given up after this time."""
+END_WITHIN_S: Final = 5.0
 MAX_NAME: Final = 255
 """The longest name of a file in bytes, on every usual filesystem."""
 PAUSE_FACTOR: Final = 3.0
@@ -96,7 +97,7 @@ async def _output(folder: Path, *name: str) -> bytes:
     except TimeoutError:
         raise away(schema.SLOW) from None
     finally:
-        _end(process)
+        await _end(process)
     if process.returncode == reports.REFUSED:
         raise ProblemError(404, output.decode(errors="replace"))
     if process.returncode:
@@ -106,8 +107,12 @@ async def _output(folder: Path, *name: str) -> bytes:
     return output
 
 
-def _end(process: Process) -> None:
+async def _end(process: Process) -> None:
     """End a process that still runs: its caller is gone, or it takes too long."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.kill()
+    with suppress(TimeoutError):  # one that waits for a disk ends with the disk's answer
+        async with asyncio.timeout(END_WITHIN_S):
+            await process.wait()

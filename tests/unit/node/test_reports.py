@@ -14,19 +14,8 @@ import pytest
 
 from app.node import reports
 from app.node.reports import ReportError, list_reports, read_report
+from tests.report_folders import AUDIT, TABLES, made
 
-AUDIT = {"decisions": 5, "verdicts": 9, "judged": 9, "unjudged": 0, "findings": []}
-TABLES = {
-    "tables": [
-        {
-            "name": "decisions_over_time",
-            "title": "Decisions over time",
-            "columns": ["at_ms", "admit"],
-            "rows": [[1_000, 5], [2_000, None]],
-            "count": 7,
-        }
-    ]
-}
 ODD = (
     "<img src=x onerror=alert(1)>",
     "a b",
@@ -39,16 +28,6 @@ ODD = (
     "-P",
     "\ufffd",
 )
-
-
-def made(folder: Path, name: str, **files: object) -> Path:
-    """A report; a file is bytes or JSON."""
-    report = folder / name
-    report.mkdir()
-    for stem, content in {"summary": AUDIT, **files}.items():
-        text = content if isinstance(content, bytes) else json.dumps(content).encode()
-        (report / f"{stem}.json").write_bytes(text)
-    return report
 
 
 def names(folder: Path) -> list[str]:
