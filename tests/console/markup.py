@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tests.console.conftest import Console
+from tests.fuzz.bodies import STRANGE_TEXTS
+
+MAX_NAME: Final = 255
+"""The longest name of a folder in bytes."""
 
 HOSTILE: Final = (
     "<img src=x onerror=window.hit=1>",
@@ -18,8 +22,9 @@ HOSTILE: Final = (
     "%3Cimg src=x onerror=window.hit=1%3E",
     "a b+c?d#e&f=g",
     "ünïcode ✓ 你好 😀",
+    *(text for text in STRANGE_TEXTS if 0 < len(text.encode()) <= MAX_NAME and "\0" not in text),
 )
-"""Names of principals, reasons, names of reports, and texts in them."""
+"""Names of principals, reasons, names of reports, and texts in them; also those of the fuzzer."""
 
 FOREIGN: Final = "main :is(img, script, svg, style, i, b:not(#key-new b))"
 """The elements that these texts would make, and that the console's views do not have."""

@@ -13,12 +13,17 @@ from playwright.sync_api import Page, expect
 
 from tests.console.conftest import PUSHED, Console
 from tests.console.markup import HOSTILE, expect_no_markup
+from tests.jobs.logs import SECRET
 from tests.report_folders import made
 from tests.service import Service, eventually, running
 from tests.stores import Server
-from workers.generate.__main__ import main as generate
+from workers.generate.traffic import Traffic
+from workers.generate.write_log import Order, write_log
 from workers.jobs.__main__ import Processes
 from workers.jobs.command import main as job
+
+TRAFFIC = Traffic(seed=1, events=3_000)
+BEGIN_MS = 1_772_323_200_000
 
 TIGHTER = """
 quotas:
@@ -27,18 +32,18 @@ quotas:
 """
 
 
+CLICK = "name => [...byId('report-rows').rows].find((row) => row.dataset.report === name).click()"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reports of jobs over a log of generated traffic."""
     work = tmp_path_factory.mktemp("jobs")
     log, found = str(work / "log"), work / "reports"
-    assert generate(["log", "--to", log, "--events", "3000", "--seed", "1"]) in (0, None)
+    write_log(Order(TRAFFIC, BEGIN_MS, SECRET, programs=1), Path(log), work / "truth")
     (work / "quotas.yaml").write_text(TIGHTER, encoding="utf-8")
-    for name, words in {
-        "audit": [],
-        "whatif": ["--quotas", str(work / "quotas.yaml")],
-        "recommend": [],
-    }.items():
+    more = {"audit": [], "whatif": ["--quotas", str(work / "quotas.yaml")], "recommend": []}
+    for name, words in more.items():
         assert job(Processes(), [name, "--log", log, "--out", str(found / f"a-{name}"), *words]) == 0
     return found
 
