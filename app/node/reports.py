@@ -242,7 +242,7 @@ def _report(above: int, name: str) -> Iterator[int]:
 
 
 def _content(place: int, name: str) -> bytes | None:
-    """The content of a file in a folder; None if there is none of this name.
+    """The content of a file in a folder; None without such a file.
 
     Raises:
         OSError: it cannot be read.

@@ -55,13 +55,13 @@ async function lookAtBucket() {
 
 // The limits in force for a bucket, which is named by those who share it.
 async function limitsOf(bucket) {
-  const parts = bucket.split(/[,;]/).map((part) => part.split("="));
-  const caller = parts.filter(([type, name]) => type in PARAMETERS && name)
-    .map(([type, name]) => [PARAMETERS[type], decodeURIComponent(name)]);
   try {
+    const parts = bucket.split(/[,;]/).map((part) => part.split("="));
+    const caller = parts.filter(([type, name]) => type in PARAMETERS && name)
+      .map(([type, name]) => [PARAMETERS[type], decodeURIComponent(name)]);
     return (await ask(`v1/quotas:effective?${new URLSearchParams(caller)}`)).quotas;
   } catch (error) {
-    if (error instanceof Refused) return []; // such as of a network of addresses, which is nobody's name
+    if (error instanceof Refused || error instanceof URIError) return []; // a network of addresses is no caller
     throw error;
   }
 }

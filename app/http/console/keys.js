@@ -2,7 +2,7 @@
 
 async function lookAtKeys() {
   const { keys } = await ask("v1/keys");
-  fill("key-rows", keys.map(keyRow), "No key yet, beside the admin key. Create one for each program, with the fewest scopes.", 5);
+  fill("key-rows", keys.map(keyRow), "No key yet but the admin key. Create one for each program, with the fewest scopes.", 5);
 }
 
 function keyRow({ name, scopes, bound_to: boundTo, created_ms: created, expires_ms: expires, rotated_ms: rotated,

@@ -19,7 +19,8 @@ Replay the log under the quotas of a file: which asks would be refused, and how 
 First the log is replayed under its own quotas, and has to reproduce itself.
 
 Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, OUT/report.json and
-OUT/tables.json for the console, and OUT/principals and OUT/quotas as Parquet. Exit code 1 if the log does not reproduce itself, or for --fail-if-refused.
+OUT/tables.json for the console, and OUT/principals and OUT/quotas as Parquet. Exit code 1 if the log does not
+reproduce itself, or for --fail-if-refused.
 
 examples:
   quotagate quotas export > quotas.yaml
