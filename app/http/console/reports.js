@@ -4,6 +4,7 @@ const MAX_TABLES_SHOWN = 40;
 const MAX_ROWS_SHOWN = 200;
 const MAX_LINES = 4;
 const DAY_S = 86400;
+const LATEST_MS = 8.64e15; // that a date can be
 const JOBS = { audit: "audit", whatif: "what-if", recommend: "recommendation", backfill: "backfill" };
 let reading = null; // the name of the report that is shown
 let reportCurves = [];
@@ -151,7 +152,7 @@ function reportTable({ title, columns, rows, count: all }) {
 // A table over time: curves, in which rows without a time are left out.
 function drawTable(place, { title, columns, rows }) {
   const lines = columns.slice(1, 1 + MAX_LINES);
-  const points = rows.filter(([at]) => typeof at === "number").map(([at, ...values]) =>
+  const points = rows.filter(([at]) => typeof at === "number" && Math.abs(at) <= LATEST_MS).map(([at, ...values]) =>
     [at / 1000, ...lines.map((_, line) => typeof values[line] === "number" ? values[line] : null)]);
   points.sort(([one], [other]) => one - other);
   if (!points.length) {
