@@ -238,7 +238,8 @@ def vanishing(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_report_that_vanishes_while_it_is_read(vanishing: Path):
-    until, seen = time.monotonic() + 60, set()
+    until = time.monotonic() + 60
+    seen: set[str] = set()
     while time.monotonic() < until and len(seen) < 2:
         list_reports(vanishing)
         try:
