@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from heapq import nlargest
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -58,7 +58,8 @@ Instant = Annotated[int, Meta(ge=0)]
 Cell = str | int | float | bool | None
 Name = Annotated[str, Meta(description="The name of its folder: one segment of the path.")]
 KindOrNone = Annotated[
-    Kind | None, Meta(description="The job that made it; null: its summary is not that of a known job.")
+    Annotated[Kind, Meta(extra_json_schema={"type": "string"})] | None,
+    Meta(description="The job that made it; null: its summary is not that of a known job."),
 ]
 From = Annotated[
     Instant | None,
@@ -66,7 +67,7 @@ From = Annotated[
 ]
 To = Annotated[Instant | None, Meta(description="The last row of the log in its period.")]
 Modified = Annotated[int, Meta(description="When its folder was changed last.")]
-_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+SummaryJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
 
 T = TypeVar("T")
 
@@ -84,11 +85,7 @@ class ReportEntryBody(Struct):
     to_ms: To
     modified_ms: Modified
     summary: Annotated[
-        msgspec.Raw | None,
-        Meta(
-            description="Its `summary.json`; null: it is larger than 64 KiB.",
-            extra_json_schema={"anyOf": [_OBJECT, {"type": "null"}]},
-        ),
+        SummaryJson | None, Meta(description="Its `summary.json`; null: it is larger than 64 KiB.")
     ]
 
 
@@ -129,7 +126,7 @@ class ReportBody(Struct):
     from_ms: From
     to_ms: To
     modified_ms: Modified
-    summary: Annotated[msgspec.Raw, Meta(description="Its `summary.json`.", extra_json_schema=_OBJECT)]
+    summary: Annotated[SummaryJson, Meta(description="Its `summary.json`.")]
     tables: Annotated[list[ReportTableBody], Meta(max_length=MAX_TABLES, description="Its tables, in order.")]
 
 

@@ -156,7 +156,7 @@ def test_reports_are_opened_with_the_keyboard(console: Console):
 
 def test_hostile_report_is_text(console: Console, hostile: Path):
     findings = [{"principal": text, "findings": [text]} for text in HOSTILE]
-    odd = [None, 5, [], {"findings": {}}, "text", {"principal": {"a": 1}, "findings": [None]}]
+    odd: list[object] = [None, 5, [], {"findings": {}}, "text", {"principal": {"a": 1}, "findings": [None]}]
     columns = ["at_ms", *HOSTILE]
     tables = [
         {

@@ -18,7 +18,7 @@ def console_tables(report: Mapping[str, Any]) -> Iterator[ConsoleTable]:
         title = "Principals for which a bound did not hold"
         yield _principals("failed", title, report["failed"], total["failed"])
     if report["cases"]:
-        columns = ("case", "at_ms", "principal", "quota", "bucket", "logged", "exact")
+        columns: Sequence[str] = ("case", "at_ms", "principal", "quota", "bucket", "logged", "exact")
         yield ConsoleTable("cases", "Cases", columns, _rows(report["cases"], columns), report["cases_count"])
     yield _principals("largest", "Principals with most decisions", report["largest"], total["principals"])
     bounded = ("quota", "bucket", "worst", "bound")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from workers.jobs.console import ConsoleTable
@@ -22,7 +22,15 @@ def console_tables(made: Recommendation) -> Iterator[ConsoleTable]:
         for one in each.outliers
     ]
     if outliers:
-        columns = ("entity", "quota", "need", "need_of_peers", "new_ids_of_an_ask", "asks", "held")
+        columns: Sequence[str] = (
+            "entity",
+            "quota",
+            "need",
+            "need_of_peers",
+            "new_ids_of_an_ask",
+            "asks",
+            "held",
+        )
         yield ConsoleTable("outliers", "Outliers, which get no limit of their own", columns, outliers)
     columns = ("entity", "quota", "limit", "need", "entities", "asks", "held", "history_ms", "confidence")
     limits = [

@@ -40,7 +40,14 @@ def console_tables(report: WhatIfReport) -> Iterator[ConsoleTable]:
         )
         for (entity, key), one in by_refusals(found)
     ]
-    columns = ("entity", "quota", "limit_before", "limit_after", "refused_before", "refused_after")
+    columns: Sequence[str] = (
+        "entity",
+        "quota",
+        "limit_before",
+        "limit_after",
+        "refused_before",
+        "refused_after",
+    )
     yield ConsoleTable("quotas", "Quotas", columns, quotas)
     columns = (
         *("principal", "asks", "newly_refused", "newly_admitted", "refused_before", "refused_after"),
@@ -78,7 +85,7 @@ def _over_time(report: WhatIfReport, name: str, key: str, chart: UsageChart) -> 
             limit_before = limits.pop(0)[1]
         usage.append((at_ms, chart.usage.get(at_ms, 0.0), limit_before, chart.limit_after))
         refused.append((at_ms, _at(chart.refused_before, at_ms), _at(chart.refused_after, at_ms)))
-    columns = ("at_ms", "asked_for", "limit_before", "limit_after")
+    columns: Sequence[str] = ("at_ms", "asked_for", "limit_before", "limit_after")
     yield ConsoleTable("usage_over_time", f"{key} of {name}", columns, usage)
     columns = ("at_ms", "refused_before", "refused_after")
     yield ConsoleTable("refused_over_time", f"Refused asks of {name}", columns, refused)
