@@ -173,11 +173,11 @@ function showFaults(now, volumes) {
   const found = now.stores.flatMap(({ primary, faults }) => faults.map((fault) =>
     [`Store ${primary}: ${fault}`, REMEDIES[fault] ?? "see docs/failures.md."]));
   if (sum("fallback")) {
-    found.push([`${shown(sum("fallback"))} asks were decided by policy in ${name}`,
+    found.push([`Asks were decided by policy in ${name}`,
       "the store did not answer in time, or is full. Each quota's on_store_failure says how it decides then."]);
   }
   if (sum("shed")) {
-    found.push([`${shown(sum("shed"))} asks were shed in ${name}`,
+    found.push([`Asks were shed in ${name}`,
       "nodes could not answer them within QUOTAGATE_QUEUE_MS. Add processes or nodes, or let callers use leases."]);
   }
   if (entries.length && now.now_ms - entries.at(-1).at_ms > late * 1000) {
