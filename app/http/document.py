@@ -20,6 +20,7 @@ from app.http.openapi import leases as leases_schema
 from app.http.openapi import overview as overview_schema
 from app.http.openapi import quotas_lists as quotas_lists_schema
 from app.http.openapi import quotas_shadow as quotas_shadow_schema
+from app.http.openapi import reports as reports_schema
 from app.http.openapi import volumes as volumes_schema
 from app.http.openapi.schema import KEY, Schema, access_problems, components, problem_answers, ref
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
@@ -43,6 +44,7 @@ TAGS: Final = {
     "Buckets": "The counters: what has been charged so far.",
     "Volumes": "Disks that are running full, and the throttle factor computed from them.",
     "Overview": "The whole deployment, added up over its nodes.",
+    "Reports": "The results of audits and what-ifs.",
     "Keys": "API keys: who may ask for decisions, and who may administer.",
     "Health": "Liveness, readiness and metrics.",
 }
@@ -122,6 +124,7 @@ def document_of(api: FastAPI, clock: Clock, sources: Sources) -> Schema:
     for room in (
         *(quotas_lists_schema, buckets_schema, leases_schema, volumes_schema, keys_schema),
         overview_schema,
+        reports_schema,
         quotas_shadow_schema,
     ):
         schemas |= room.COMPONENTS

@@ -15,6 +15,7 @@ from dotenv import dotenv_values
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    DirectoryPath,
     Field,
     FilePath,
     PrivateAttr,
@@ -178,6 +179,8 @@ class Settings(BaseSettings):
     """The longest debt of a token bucket; the rest is forgiven. Equal on all nodes: `migrate --max-debt`."""
     history_retention: Annotated[Duration | None, BeforeValidator(_empty_is_none)] = None
     """How long the history keeps changes of quotas; the newest of each entity stays. Without it, for ever."""
+    reports: Annotated[DirectoryPath | None, BeforeValidator(_empty_is_none)] = None
+    """A folder whose reports of audits and what-ifs the console may show; not the home, nor above it."""
     inter_broker_listener: Annotated[str | None, BeforeValidator(_empty_is_none)] = None
     """The listener whose connections do not count towards the broker-wide limit."""
 
@@ -273,6 +276,10 @@ class Settings(BaseSettings):
         if self.clock == "caller" and not _is_loopback(self.host):
             raise ValueError(
                 f"{PREFIX}CLOCK: caller lets callers set the time, so {PREFIX}HOST must be a loopback address"
+            )
+        if self.reports and _holds(self.reports, self.home):
+            raise ValueError(
+                f"{PREFIX}REPORTS: is or holds {PREFIX}HOME, whose files are secret; use a folder of its own"
             )
         if self.envoy_port == self.port:
             raise ValueError(f"{PREFIX}ENVOY_PORT: must differ from {PREFIX}PORT")
@@ -424,6 +431,12 @@ def _reason(unreadable: OSError | UnicodeDecodeError) -> str:
     if isinstance(unreadable, OSError):
         return f"cannot be read: {unreadable.strerror}"
     return f"is not UTF-8: byte {unreadable.start} is wrong"
+
+
+def _holds(folder: Path, other: Path) -> bool:
+    """Whether a folder is another one or is above it, by whatever paths; the other one may be missing."""
+    there = other.resolve()
+    return any(place.exists() and place.samefile(folder) for place in (there, *there.parents))
 
 
 def _is_loopback(host: str) -> bool:

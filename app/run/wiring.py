@@ -44,6 +44,7 @@ from app.http.routes.overview import ShownStore
 from app.http.routes.overview import router as overview_router
 from app.http.routes.quotas import router
 from app.http.routes.quotas_shadow import router as quotas_shadow_router
+from app.http.routes.reports import router as reports_router
 from app.http.routes.volumes import router as volumes_router
 from app.http.server.connections import Connections
 from app.http.server.intake import Intake
@@ -358,6 +359,7 @@ def build(
             ),
             volumes_router(throttling, catalog, access, time),
             overview_router(overview, access, stores, lambda: throttling.at().factor),
+            reports_router(settings.reports and settings.reports.resolve(), access),
         ],
         ready=ready,
         metrics=metrics,

@@ -85,6 +85,8 @@ NEEDED = {
         "get /v1/buckets",
         "get /v1/volumes",
         "get /v1/overview",
+        "get /v1/reports",
+        "get /v1/reports/{name}",
     },
     "write": {
         "put /v1/quotas/{entity}",

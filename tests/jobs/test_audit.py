@@ -12,11 +12,13 @@ import pytest
 from app.domain.ask import Ask
 from app.domain.decision import OUTCOMES
 from app.domain.oracle import Oracle
+from app.node import reports
 from tests.jobs import faults
 from tests.jobs.audits import AuditResult, audit
 from tests.jobs.logs import SECRET, START_MS, OracleLog, Row, asks
 from workers.jobs import runner
 from workers.jobs.audit import findings, report, terminal
+from workers.jobs.console import IN_CONSOLE
 from workers.jobs.period import format_instant
 
 QUICK = (0, 1, 5, 20, 50, -3)
@@ -139,7 +141,25 @@ def test_page_is_self_contained_and_names_the_failed_principals(planted: tuple[O
         assert name in page
     files = {str(file.relative_to(found.folder)) for file in found.folder.rglob("*") if file.is_file()}
     tables_ = {f"{name}/part-0.parquet" for name in ("principals", "buckets", "cases", "overall")}
-    assert files == {"report.html", "summary.json", *tables_}
+    assert files == {"report.html", "summary.json", "report.json", "tables.json", *tables_}
+
+
+def test_console_reads_the_report(planted: tuple[OracleLog, AuditResult]):
+    log, found = planted
+    summary = json.loads((found.folder / "summary.json").read_text(encoding="utf-8"))
+    read = reports.read_report(found.folder.parent, found.folder.name)
+    assert (read.kind, json.loads(bytes(read.summary))) == ("audit", summary)
+    assert read.log == str(found.folder.with_name("log"))
+    times = [row["at_ms"] for row in log.rows]
+    assert (read.from_ms, read.to_ms) == (min(times), max(times))
+    by_name = {table.name: table for table in read.tables}
+    seen = by_name["decisions_over_time"]
+    assert seen.columns[:2] == ["at_ms", "admit"]
+    counts = [int(cell or 0) for row in seen.rows for cell in row[1:5]]
+    assert sum(counts) == summary["decisions"]
+    failed = {each["principal"]: "; ".join(each["findings"]) for each in summary["findings"][1:]}
+    assert {row[0]: row[1] for row in by_name["failed"].rows} == failed != {}
+    assert by_name["cases"].count == len(found.cases) > len(by_name["cases"].rows) == IN_CONSOLE
 
 
 def test_page_escapes_names(tmp_path: Path):

@@ -16,6 +16,7 @@ from app.domain.ask import Ask
 from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
+from app.node import reports
 from tests.generate.test_write_log import ask_of
 from tests.jobs.abuse import AbusedTraffic, drawn, is_abuser
 from tests.jobs.logs import SECRET, asks
@@ -157,6 +158,11 @@ def test_limits_rest_on_needs(recommend: Command, tmp_path: Path):
     page = (ran.folder / "report.html").read_text()
     assert "<script" not in page
     assert "per-batch-0" in page
+    read = reports.read_report(ran.folder.parent, ran.folder.name)
+    by_name = {table.name: table for table in read.tables}
+    assert read.kind == "recommend"
+    assert {(row[0], row[1]): row[2] for row in by_name["limits"].rows} == quotas
+    assert "user=per-batch-0" in {row[0] for row in by_name["outliers"].rows}
 
 
 def test_chosen_keys_and_period(recommend: Command, tmp_path: Path):

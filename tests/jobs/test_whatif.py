@@ -14,6 +14,7 @@ import pytest
 from app import quota_file
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
+from app.node import reports
 from app.node.settings import load
 from app.run.commands import programs
 from app.run.wiring import defaults
@@ -182,6 +183,14 @@ def test_half_of_the_limits_are_decided_as_the_oracle_does(generated: Path, what
     assert "newly refused" in ran.out
     assert "not in the file" not in ran.out
     assert ran.out.endswith(f"next: quotagate quotas plan -f {ran.folder.parent / 'quotas.yaml'}\n")
+    read = reports.read_report(ran.folder.parent, ran.folder.name)
+    assert (read.kind, json.loads(bytes(read.summary))) == ("whatif", ran.summary)
+    by_name = {table.name: table for table in read.tables}
+    assert {row[0]: row[2] for row in by_name["decisions"].rows} == ran.summary["after"]
+    first = next(table for table in read.tables if table.name == "refused_over_time")
+    assert sum(int(row[2] or 0) for row in first.rows) > 0, "who is touched most is refused"
+    assert read.from_ms is not None
+    assert next(row[0] for row in first.rows) == read.from_ms // 10_000 * 10_000, "slices of ten seconds"
 
 
 def test_quotas_that_the_file_lacks_are_named(generated: Path, whatif: Command):

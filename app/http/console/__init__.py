@@ -16,7 +16,10 @@ from app.http.server.static import Redirect, StaticPage
 ENTRANCE: Final = "/"
 PATH: Final = "/console"
 FOLDER: Final = files("app.http") / "console"
-SCRIPTS: Final = ("script.js", "curves.js", "overview.js", "buckets.js", "start.js")
+SCRIPTS: Final = (
+    *("script.js", "curves.js", "overview.js", "quotas.js", "buckets.js", "keys.js", "reports.js"),
+    "start.js",
+)
 """One script of the page, in this order."""
 
 

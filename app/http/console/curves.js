@@ -1,13 +1,15 @@
 // Curves over time, drawn by uPlot. Each has a label with its newest values, and a table.
 //
 // A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
-// (`parent`). A row is a time (s) and a value for each line; null is a gap.
+// (`parent`). A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
 const drawn = new Set(); // charts
 
 const clock = (second) => new Date(second * 1000).toLocaleTimeString("en-GB");
+const instant = (chart, second) => chart.hasDates
+  ? `${new Date(second * 1000).toLocaleDateString("en-CA")} ${clock(second).slice(0, 5)}` : clock(second);
 const textOf = (chart, row, line) => row?.[line + 1] == null ? "–" : chart.format(row[line + 1], line, row);
 
 // The colour that a variable of the style has in the scheme in use.
@@ -57,6 +59,7 @@ function optionsOf(chart) {
   return {
     ...sizeOf(chart.figure.querySelector(".plot")),
     cursor: { drag: { x: false, y: false }, y: false },
+    hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })] },
     legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
     scales: {
       x: { range: () => [start(), chart.ends] },
@@ -64,11 +67,12 @@ function optionsOf(chart) {
         [Math.min(least ?? 0, 0), most > 0 ? most * 1.1 : 1] },
     },
     axes: [
-      { ...axis, size: 30, space: 70, values: (_, times) => times.map((time) => clock(time).replace(/:00$/, "")) },
+      { ...axis, size: 30, space: chart.hasDates ? 130 : 70, values: (_, times) => times.map((time) => chart.hasDates
+        ? instant(chart, time) : clock(time).replace(/:00$/, "")) },
       { ...axis, size: 62, space: 35, ...scale },
     ],
     series: [
-      { label: "at", value: (_, time) => time == null ? "–" : clock(time) },
+      { label: "at", value: (_, time) => time == null ? "–" : instant(chart, time) },
       ...chart.lines.map((label, line) => ({
         label, stroke: () => colour(`line-${line}`), width: 1.5, dash: DASHES[line],
         ...(label === chart.marks ? { paths: () => null, points: { show: true, size: 9 } } : {}),
@@ -90,7 +94,7 @@ function moveCursor(chart, event) {
 
 // The table is of the moment when it is opened: it does not change while somebody reads it.
 function tabulate(chart) {
-  const rows = chart.rows.toReversed().map((row) => made("tr", {}, made("th", { scope: "row" }, clock(row[0])),
+  const rows = chart.rows.toReversed().map((row) => made("tr", {}, made("th", { scope: "row" }, instant(chart, row[0])),
     ...cells(...chart.lines.map((_, line) => textOf(chart, row, line)))));
   const heads = ["At", ...chart.lines].map((name) => made("th", { scope: "col" }, name));
   chart.figure.querySelector("details table").replaceChildren(made("caption", {}, chart.title),

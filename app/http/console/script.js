@@ -30,7 +30,12 @@ const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
 
 // Requests to the service
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(text, status = 0) {
+    super(text);
+    this.status = status;
+  }
+}
 
 // Kept in this page only: storage is open to every page of this host, and one of them runs foreign scripts.
 let key = "";
@@ -64,7 +69,7 @@ async function ask(path, { method = "GET", body, headers = {} } = {}) {
     throw new Refused("Quotagate does not answer.");
   }
   const text = await answer.text();
-  if (!answer.ok && !path.startsWith("health/")) throw new Refused(explained(answer, text));
+  if (!answer.ok && !path.startsWith("health/")) throw new Refused(explained(answer, text), answer.status);
   return answer.headers.get("Content-Type")?.includes("json") ? JSON.parse(text) : text;
 }
 
@@ -114,13 +119,14 @@ function show(name, { focus = true } = {}) {
   history.replaceState(null, "", `#${name}`);
   say("");
   clearInterval(timer);
+  const first = { quotas: () => find(false), keys: lookAtKeys, reports: lookAtReports }[name];
   const refresh = {
-    overview: lookAtOverview, buckets: lookAtBucket, health: lookAtHealth, volumes: lookAtVolumes,
+    overview: lookAtOverview, quotas: lookAtShadows, buckets: lookAtBucket, health: lookAtHealth, volumes: lookAtVolumes,
   }[name];
   isKeyRefused = false;
   if (refresh) timer = setInterval(() => { if (!isKeyRefused) refresh(); }, REFRESH_MS);
-  if (name === "quotas") act(() => find(false));
-  else if (refresh) refresh();
+  if (first) act(first);
+  else refresh?.();
   if (focus) byId(name).querySelector("[data-first]")?.focus();
 }
 
@@ -136,10 +142,11 @@ for (const tab of TABS) {
 }
 
 document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
   const typing = event.target.matches("input, select, textarea");
   if (event.key === "Escape") {
     if (typing) event.target.blur();
-    else if (!byId("editor").hidden) closeEditor();
+    else if (!byId("quota-page").hidden) closeEditor();
   } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
     const tab = TABS[Number(event.key) - 1];
     const first = document.querySelector("section:not([hidden]) [data-first]");
@@ -165,169 +172,6 @@ byId("key-form").addEventListener("submit", (event) => {
   byId("key").placeholder = "in use until this page is left or loaded again";
   show(location.hash.slice(1) || "overview");
 });
-
-// Quotas: search
-
-let found = [];
-let cursor = null;
-
-const TYPES = ["user", "client-id", "ip", "broker", "listener"];
-const isMatch = (text) => TYPES.includes(text.split("=")[0]) && !text.endsWith("=");
-
-async function find(more) {
-  const text = byId("search-text").value.trim();
-  const matches = text.split(",").map((part) => part.trim());
-  const query = new URLSearchParams(text && matches.every(isMatch) ? matches.map((match) => ["match", match]) : []);
-  query.set("limit", "200");
-  if (more && cursor) query.set("cursor", cursor);
-  const page = await ask(`v1/quotas?${query}`);
-  found = more ? [...found, ...page.quotas] : page.quotas;
-  cursor = page.next_cursor;
-  showFound();
-}
-
-function showFound() {
-  const text = byId("search-text").value.trim();
-  const part = text && !text.split(",").every((each) => isMatch(each.trim())) ? text.toLowerCase() : "";
-  const rows = found.filter(({ entity }) => decodeURIComponent(entity).toLowerCase().includes(part));
-  const focused = document.activeElement?.dataset.entity;
-  fill("quota-rows", rows.map(rowOf), "No quotas here.", 3);
-  if (focused) [...byId("quota-rows").rows].find((row) => row.dataset.entity === focused)?.focus();
-  byId("loaded").textContent = `${rows.length} of ${found.length} loaded${cursor ? ", there are more" : ""}`;
-  byId("more").hidden = !cursor;
-}
-
-function rowOf(quotas) {
-  const open = () => edit(quotas);
-  const limits = Object.entries(quotas.quotas).map(([key, { limit, ...rest }]) =>
-    made("div", {}, made("code", {}, key), ` ${shown(limit)}`,
-      Object.keys(rest).length ? made("span", { class: "hint" }, ` ${JSON.stringify(rest)}`) : null));
-  return made("tr", {
-    tabindex: 0, "data-entity": quotas.entity, onclick: open, onkeydown: (event) => {
-      const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-      if (event.key === "Enter") open();
-      else if (step) event.currentTarget[step]?.focus();
-      else return;
-      event.preventDefault();
-    },
-  }, ...cells(made("code", {}, quotas.entity), made("div", {}, ...limits), quotas.version));
-}
-
-byId("search").addEventListener("submit", (event) => { event.preventDefault(); act(() => find(false)); });
-byId("search-text").addEventListener("input", showFound);
-byId("more").addEventListener("click", () => act(() => find(true)));
-byId("new").addEventListener("click", () => edit({ entity: "", quotas: {}, version: null, bounds: {} }));
-
-// Quotas: edit
-
-let editing = null;
-
-function edit(quotas, { focus = true } = {}) {
-  editing = quotas;
-  byId("editor").hidden = false;
-  byId("edit-entity").value = quotas.entity;
-  byId("edit-entity").readOnly = quotas.version !== null;
-  byId("edit-delete").disabled = quotas.version === null;
-  byId("edit-reason").value = "";
-  byId("bounds").textContent = Object.entries(quotas.bounds).map(([key, bound]) => `${key}: ${bound.text}`).join(" ");
-  const rows = Object.entries(quotas.quotas).map(([key, value]) =>
-    editRow(key, Object.keys(value).length === 1 ? String(value.limit) : JSON.stringify(value)));
-  byId("edit-rows").replaceChildren(...(rows.length ? rows : [editRow("request_rate", "")]));
-  if (focus) (quotas.version === null ? byId("edit-entity") : byId("edit-rows").querySelector("input")).focus();
-  showHistory(quotas);
-}
-
-function editRow(key, text) {
-  const options = KEYS.map((name) => made("option", name === key ? { selected: "" } : {}, name));
-  const row = made("tr", {},
-    made("td", {}, made("select", { "aria-label": "Quota" }, ...options)),
-    made("td", {}, made("input", { "aria-label": "Value", value: text, spellcheck: "false" })),
-    made("td", {}, made("button", { type: "button", title: "Delete", onclick: () => row.remove() }, "×")));
-  return row;
-}
-
-async function showHistory({ entity, version }) {
-  byId("history").replaceChildren();
-  if (version === null) return;
-  const page = await act(() => ask(`v1/quotas:history?${new URLSearchParams({ entity })}`));
-  byId("history").replaceChildren(...(page?.changes ?? []).slice(0, 10).map((change) =>
-    made("li", {}, `${new Date(change.at_ms).toLocaleString()} · ${change.who}: `,
-      made("code", {}, change.after ? JSON.stringify(change.after) : "removed"),
-      change.reason ? ` · ${change.reason}` : "")));
-}
-
-function edited() {
-  const quotas = {};
-  for (const row of byId("edit-rows").rows) {
-    const key = row.querySelector("select").value;
-    const text = row.querySelector("input").value.trim();
-    if (key in quotas) throw new Refused(`${key} is duplicated.`);
-    try {
-      quotas[key] = JSON.parse(text);
-    } catch {
-      throw new Refused(`${key}: give a number, or a JSON object such as {"limit": 100, "enforcement": "deny"}.`);
-    }
-  }
-  return quotas;
-}
-
-async function written(method, body) {
-  const entity = byId("edit-entity").value.trim().replace(/[?#/\\]/g, encodeURIComponent);
-  const headers = editing.version === null ? { "If-None-Match": "*" } : { "If-Match": `"${editing.version}"` };
-  const reason = byId("edit-reason").value.trim();
-  // A header holds bytes: one character for each byte of the UTF-8 text.
-  if (reason) headers["X-Reason"] = String.fromCharCode(...new TextEncoder().encode(reason));
-  const answer = await ask(`v1/quotas/${entity}`, { method, body, headers });
-  await find(false);
-  return answer;
-}
-
-function closeEditor() {
-  byId("editor").hidden = true;
-  byId("search-text").focus();
-}
-
-byId("editor").addEventListener("submit", (event) => {
-  event.preventDefault();
-  act(async () => {
-    const quotas = await written("PUT", edited());
-    edit(quotas, { focus: byId("editor").contains(document.activeElement) });  // unless the user has moved on meanwhile
-  });
-});
-byId("edit-add").addEventListener("click", () => {
-  const row = editRow(KEYS.find((key) => ![...byId("edit-rows").querySelectorAll("select")].some((s) => s.value === key)), "");
-  byId("edit-rows").append(row);
-  row.querySelector("select").focus();
-});
-byId("edit-delete").addEventListener("click", () => {
-  if (confirm(`Delete all quotas of ${editing.entity}?`)) act(async () => { await written("DELETE"); closeEditor(); });
-});
-byId("edit-close").addEventListener("click", closeEditor);
-
-// Effective limits
-
-byId("who").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const said = [...new FormData(event.target)].filter(([, value]) => value);
-  act(async () => {
-    const { quotas } = await ask(`v1/quotas:effective?${new URLSearchParams(said)}`);
-    byId("explained").replaceChildren(...(quotas.length ? quotas.map(explanation)
-      : [made("p", {}, "No quota applies: everything is admitted.")]));
-  });
-});
-
-function explanation(quota) {
-  const rungs = quota.ladder.map(({ entity, limit }) =>
-    made("li", entity === quota.entity ? { class: "found" } : {}, made("code", {}, entity),
-      limit === null ? " –" : ` ${shown(limit)}`));
-  const now = quota.limit_now === quota.limit ? "" : `, ${measured(quota.limit_now)} at the moment`;
-  return made("article", {}, made("h2", {}, `${quota.quota}: ${shown(quota.limit)}${now}`),
-    made("p", {}, "charged to ", made("a", { href: "#buckets", onclick: (event) => {
-      event.preventDefault();
-      watch(quota.bucket, quota.quota);
-    } }, made("code", {}, quota.bucket))),
-    made("ol", { class: "ladder" }, ...rungs));
-}
 
 // Health, from the metrics of the node that answers: name, labels and value of each sample
 
@@ -381,6 +225,7 @@ function duration(seconds) {
 }
 
 const left = (untilMs) => untilMs <= Date.now() ? "over" : duration((untilMs - Date.now()) / 1000);
+const shortly = (atMs) => atMs ? new Date(atMs).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "–";
 const when = (atMs) => atMs ? new Date(atMs).toLocaleString() : "–";
 const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)} (until ${when(untilMs)})`;
 

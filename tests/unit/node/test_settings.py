@@ -115,6 +115,8 @@ def test_defaults_are_a_loopback_node_with_embedded_state(monkeypatch):
         ("LOG_RETENTION", "P"),
         ("LOG_MAX_BYTES", "0"),
         ("LOG_MAX_BYTES", "1GB"),
+        ("REPORTS", "/nowhere"),
+        ("REPORTS", __file__),
     ],
 )
 def test_invalid_value_is_refused_by_name(monkeypatch, name, value):
@@ -157,6 +159,24 @@ def test_invalid_value_is_refused_by_name(monkeypatch, name, value):
 def test_invalid_combination_is_refused_by_name(monkeypatch, name, variables):
     with pytest.raises(SettingsError, match=f"^QUOTAGATE_{name}: ."):
         load(monkeypatch, **variables)
+
+
+@pytest.mark.parametrize("reports", ["home", "home/..", ".", "linked", "linked-above", "/"])
+def test_folder_of_reports_that_is_or_holds_the_home_is_refused(monkeypatch, tmp_path, reports):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "linked").symlink_to("home")
+    (tmp_path / "linked-above").symlink_to(tmp_path.parent)
+    with pytest.raises(SettingsError, match=r"^QUOTAGATE_REPORTS: is or holds QUOTAGATE_HOME"):
+        load(monkeypatch, HOME="home", REPORTS=reports)
+    with pytest.raises(SettingsError, match=r"^QUOTAGATE_REPORTS: is or holds QUOTAGATE_HOME"):
+        load(monkeypatch, HOME="linked/not/made/yet", REPORTS=reports)
+
+
+def test_folder_of_reports_may_be_in_the_home_or_next_to_it(monkeypatch, tmp_path):
+    for name in ("home/reports", "home-reports"):
+        (tmp_path / name).mkdir(parents=True)
+        assert load(monkeypatch, HOME="home", REPORTS=name).reports == Path(name)
+    assert load(monkeypatch, REPORTS="").reports is None
 
 
 def test_all_invalid_settings_are_named_at_once(monkeypatch):

@@ -22,8 +22,8 @@ DESCRIPTION: Final = """\
 Recompute from the raw asks what should have been decided, compare it with what was decided, and report
 whether the limits held: exit code 0 if all bounds held, 1 if not, with the principals named.
 
-Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, and OUT/principals,
-OUT/buckets, OUT/cases and OUT/overall as Parquet.
+Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, OUT/report.json and
+OUT/tables.json for the console, and OUT/principals, OUT/buckets, OUT/cases and OUT/overall as Parquet.
 
 examples:
   %(prog)s --out report

@@ -51,6 +51,20 @@ COUNTS: Final = (
 )
 """The rows of the table of totals: a column of `overall`, and its meaning."""
 
+PRINCIPAL_COUNTS: Final = (
+    "asks",
+    *OUTCOMES,
+    "fallback",
+    "differs",
+    "falsely_seen",
+    "lost",
+    "untold",
+    "stale",
+    "corrections",
+    "over",
+)
+"""The counts of a principal in the page."""
+
 
 def html(report: Mapping[str, Any]) -> str:
     """The page of a report."""
@@ -166,22 +180,10 @@ def _principals(title: str, rows: Sequence[Mapping[str, Any]], count: int) -> It
     if not rows:
         return
     yield f"<h2>{escape(title)}</h2>"
-    names = (
-        "asks",
-        *OUTCOMES,
-        "fallback",
-        "differs",
-        "falsely_seen",
-        "lost",
-        "untold",
-        "stale",
-        "corrections",
-        "over",
-    )
     yield table(
-        ["principal", "what did not hold", *(f"#{name.replace('_', ' ')}" for name in names)],
+        ["principal", "what did not hold", *(f"#{name.replace('_', ' ')}" for name in PRINCIPAL_COUNTS)],
         [
-            (_principal(row), "; ".join(row["not_held"]), *(number(row[name]) for name in names))
+            (_principal(row), "; ".join(row["not_held"]), *(number(row[name]) for name in PRINCIPAL_COUNTS))
             for row in rows
         ],
     )

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from app.domain.decision import OUTCOMES
 from workers.decision_log.schema import HOUR_MS
-from workers.jobs import batches
+from workers.jobs import batches, console
 from workers.jobs.audit import page, stale_limits, tables
 from workers.jobs.audit.bucket_findings import SCHEMA
+from workers.jobs.audit.console_tables import console_tables
 from workers.jobs.audit.judge import AuditRules
 from workers.jobs.audit.limits import JudgedPeriod
 from workers.jobs.audit.replay import LateRowsError, ReplayRules, replay
@@ -164,6 +165,7 @@ def audit(
         "combine_delays": arguments.combine_delays,
     }
     folder.text(SUMMARY, json.dumps(_summary(report, principals), indent=1))
+    console.write(folder, name, report["from_ms"], report["to_ms"], console_tables(report))
     folder.text("report.html", page.html(report))
     return report
 

@@ -22,8 +22,8 @@ Recommend limits for each quota key from a period of the log: a default for most
 own for the few with more traffic. Outliers are named apart, and get none.
 
 Needs a log of QUOTAGATE_LOG=all. Writes OUT/quotas.yaml for `quotagate quotas plan` and `apply`,
-OUT/report.html, OUT/summary.json for programs, and OUT/limits and OUT/outliers as Parquet. Exit code 1 if the
-log does not reproduce itself.
+OUT/report.html, OUT/summary.json for programs, OUT/report.json and OUT/tables.json for the console, and
+OUT/limits and OUT/outliers as Parquet. Exit code 1 if the log does not reproduce itself.
 
 examples:
   %(prog)s --from 2026-11-14 --to 2026-11-21 --out recommended

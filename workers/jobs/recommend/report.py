@@ -14,6 +14,7 @@ from app.domain.entity import Entity
 from app.domain.ladder import MatchingRules, Quotas
 from app.domain.quota import Defaults
 from app.domain.quota_value import Definition
+from workers.jobs import console
 from workers.jobs.errors import JobError
 from workers.jobs.files import LogPart
 from workers.jobs.folder import OutputFolder
@@ -21,6 +22,7 @@ from workers.jobs.needs import Needs
 from workers.jobs.period import Period
 from workers.jobs.progress import Progress
 from workers.jobs.recommend import page, text
+from workers.jobs.recommend.console_tables import console_tables
 from workers.jobs.recommend.demand import Demands, demands
 from workers.jobs.recommend.forms import DEFAULTS, definition, forms
 from workers.jobs.recommend.limits import Basis, KeyLimits, Limit, recommended
@@ -165,6 +167,7 @@ def report(
     folder.text(SUMMARY, json.dumps(summary(made), indent=1))
     for table, rows, schema in (("limits", _limits(made), LIMITS), ("outliers", _outliers(made), OUTLIERS)):
         folder.table(table, pa.Table.from_pylist(list(rows), schema=schema).to_batches(), schema)
+    console.write(folder, made.log, made.from_ms, made.to_ms, console_tables(made))
     folder.text("report.html", page.html(made))
     return made
 

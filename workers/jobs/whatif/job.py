@@ -18,8 +18,9 @@ DESCRIPTION: Final = """\
 Replay the log under other quotas: which asks would be refused, and how long would callers wait?
 First the log is replayed under its own quotas, and has to reproduce itself.
 
-Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, and OUT/principals
-and OUT/quotas as Parquet. Exit code 1 if the log does not reproduce itself, or for --fail-if-refused.
+Needs a log of QUOTAGATE_LOG=all. Writes OUT/report.html, OUT/summary.json for programs, OUT/report.json and
+OUT/tables.json for the console, and OUT/principals and OUT/quotas as Parquet. Exit code 1 if the log does not
+reproduce itself, or for --fail-if-refused.
 
 examples:
   quotagate quotas export > quotas.yaml

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Final
 
@@ -96,10 +96,15 @@ def _result(report: WhatIfReport) -> Iterable[str]:
     yield "</p>"
 
 
-def _quotas(found: WhatIf) -> Iterable[str]:
-    rows = sorted(
+def by_refusals(found: WhatIf) -> list[tuple[tuple[str, str], QuotaOutcome]]:
+    """The quotas; those that refused most asks come first."""
+    return sorted(
         found.quotas.items(), key=lambda one: (-one[1].refused_after - one[1].refused_before, one[0])
     )
+
+
+def _quotas(found: WhatIf) -> Iterable[str]:
+    rows = by_refusals(found)
     yield "<h2>Quotas</h2>"
     yield table(
         ["entity", "quota", "#limit before", "#limit after", "#refused before", "#refused after"],
@@ -147,24 +152,30 @@ def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str
     yield shortened(min(len(touched), LARGEST), len(touched), "principals")
 
 
-def _charts(report: WhatIfReport, touched: list[tuple[str, Compared]]) -> Iterable[str]:
-    """A chart for each of the principals touched most, of the quota whose effect changed most."""
+def charted(
+    report: WhatIfReport, touched: Iterable[tuple[str, Compared]]
+) -> Iterator[tuple[str, str, UsageChart]]:
+    """Name, quota key and chart of the principals touched most; the quota is the one that changed most."""
     drawn = 0
     for name, compared in touched:
         series = report.what_if.series.get(name)
         key = _most_changed(compared)
         if not name or series is None or key is None or drawn == CHARTS:
             continue
-        if not drawn:
+        drawn += 1
+        yield name, key, chart_of(report, name, series, key)
+
+
+def _charts(report: WhatIfReport, touched: list[tuple[str, Compared]]) -> Iterable[str]:
+    for place, (name, key, chart) in enumerate(charted(report, touched)):
+        if not place:
             yield '<h2>Usage over time</h2><p><span class="key admit"></span>asked for'
             yield '<span class="key before"></span>limit and refused asks, before'
             yield '<span class="key after"></span>limit and refused asks, after</p>'
-        drawn += 1
         shown = f"mean over {duration(report.slice_ms)}"
         if key == PRODUCER_IDS_RATE:
             shown = "new ids charged in the window, as logged"
         yield f"<h3>{escape(name)}: <code>{key}</code>, {shown}</h3>"
-        chart = chart_of(report, name, series, key)
         label = f"{key} of {name} over time"
         yield usage_over_time(chart, report.from_ms, report.to_ms, report.slice_ms, label)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from app.domain.decision import OUTCOMES
+from workers.jobs import console
 from workers.jobs.charts import slice_of
 from workers.jobs.files import LogPart
 from workers.jobs.folder import OutputFolder
@@ -19,6 +20,7 @@ from workers.jobs.progress import Progress
 from workers.jobs.runner import Runner
 from workers.jobs.whatif import page
 from workers.jobs.whatif.compared import Compared
+from workers.jobs.whatif.console_tables import console_tables
 from workers.jobs.whatif.log import ReplayedLog
 from workers.jobs.whatif.quotas import ProposedQuotas
 from workers.jobs.whatif.simulation import Assumptions
@@ -124,6 +126,7 @@ def report(
         log.missing_rows,
     )
     folder.text(SUMMARY, json.dumps(summary(found), indent=1))
+    console.write(folder, made.log, made.from_ms, made.to_ms, console_tables(made))
     if not found.reproduction.other:
         for table, rows, schema in (
             ("principals", principals(found.principals), PRINCIPALS),
