@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -45,6 +46,7 @@ from app.node.shortage import shortage_of, started_threads
 from app.node.store_url import is_cluster
 from app.node.tasks import end
 from app.run import envoy
+from app.run.traces import traces_by
 from app.store.cluster import ClusterStore
 from app.store.port import StoreError
 from app.store.redis import RedisStore
@@ -171,6 +173,7 @@ def build(
         plain_ids=settings.log_ids == "plain",
         away=away,
     )
+    traces = traces_by(os.environ)
     metrics = Metrics(
         counts,
         catalog_away=lambda: not catalog.reachable,
@@ -180,6 +183,7 @@ def build(
         log_dropped=lambda: logged.dropped,
         log_status=lambda: logged.log_status,
         store_memory=lambda: store.memory,
+        spans_dropped=dict if traces is None else traces.dropped,
     )
     slices = Slices()
     intake = Intake()
@@ -197,6 +201,7 @@ def build(
         factor=throttling,
         recorder=logged,
         mark=store.mark if isinstance(store, RedisStore) and not by_callers else None,
+        spans=None if traces is None else traces.spans,
     )
     callers = CallerClock(admission, time) if time else None
     keys = Keys(catalog.database)
@@ -253,6 +258,8 @@ def build(
         stack.push_async_callback(stream.close)
         await logged.open()
         stack.push_async_callback(logged.close)
+        if traces is not None:
+            stack.push_async_callback(traces.close)
         stack.push_async_callback(admission.close)
         await admission.open()
         if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:

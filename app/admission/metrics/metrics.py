@@ -88,6 +88,7 @@ class Metrics:
         log_dropped: returns how many rows the decision log dropped.
         log_status: returns the status of the decision log; None before it was read, or without a log.
         store_memory: returns the memory use of the store.
+        spans_dropped: returns how many spans were dropped, by reason.
 
     Attributes:
         observe_decisions: counts the seconds that some asks took.
@@ -105,8 +106,10 @@ class Metrics:
         log_dropped: Callable[[], int] = lambda: 0,
         log_status: Callable[[], LogStatus | None] = lambda: None,
         store_memory: Callable[[], Memory | None] = lambda: None,
+        spans_dropped: Callable[[], Mapping[Labels, float]] = dict,
     ) -> None:
         self._store_memory = store_memory
+        self._spans_dropped = spans_dropped
         self._counts = Counts()
         self.observe_decisions: Observe = self._counts.decision_seconds.observe
         self._waits: list[float] = []  # not counted yet
@@ -419,6 +422,7 @@ class Metrics:
         throttling = self._volumes()
         self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
         self._counts.log_dropped = self._log_dropped()
+        self._counts.spans_dropped = dict(self._spans_dropped())
         return throttling
 
     def _rendered(self, total: Counts, throttling: ThrottlingStatus | None, log: LogStatus | None) -> bytes:
