@@ -29,7 +29,12 @@ BY_PARENT: Final = "parentbased_"
 LOW: Final = (1 << 64) - 1
 """The part of a trace id that is compared with a bound."""
 
-_TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACEPARENT: Final = re.compile(
+    rb"(?:(?P<first>00)|(?!00|ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})"
+    rb"-[0-9a-f](?P<flag>[0-9a-f])(?(first)|(?:-.*)?)"
+)
+"""Later versions than the first may have more fields."""
+_SAMPLED: Final = frozenset(b"%x" % digit for digit in range(1, 16, 2))
 
 log: Final = structlog.get_logger("quotagate.traces")
 
@@ -116,8 +121,8 @@ class Spans:
         self._give = give
         self._clock = clock
         self._now_ns = now_ns
-        self._given: deque[float] = deque(maxlen=MOST_A_SECOND)
-        """The times of the last spans."""
+        self._given: deque[float] = deque()
+        """The times of the spans of the last second."""
 
     def add(self, decided: Sequence[PlannedAsk], caller: Caller, seconds: float) -> None:
         """Give the decisions on a request a span each, if the request is sampled.
@@ -125,28 +130,27 @@ class Spans:
         Args:
             seconds: how long they took, until now.
         """
-        if caller.key is None or caller.traceparent is None:
-            low = getrandbits(64)
-            if low >= self._bound:
-                return
-            parent = parent_of(caller.traceparent)
+        header, low = caller.traceparent, getrandbits(64)
+        named = None if header is None or caller.key is None else _TRACEPARENT.fullmatch(header)
+        if named is None:
+            is_sampled = low < self._bound
+        elif self._is_by_parent:
+            is_sampled = named["flag"] in _SAMPLED
         else:
-            parent, low = parent_of(caller.traceparent), getrandbits(64)
-            if parent is None:
-                is_sampled = low < self._bound
-            elif self._is_by_parent:
-                is_sampled = parent.is_sampled
-            else:
-                is_sampled = parent.trace_id & LOW < self._bound
-            if not is_sampled:
-                return
+            is_sampled = int(named["trace"], 16) & LOW < self._bound
+        if not is_sampled:
+            return
+        given, now = self._given, self._clock()
+        while given and now - given[0] >= 1:
+            given.popleft()
+        chosen = decided[: MOST_A_SECOND - len(given)]
+        self.over_rate += len(decided) - len(chosen)
+        if not chosen:
+            return
+        parent, end_ns = parent_of(header), self._now_ns()
         trace_id = getrandbits(64) << 64 | low if parent is None else parent.trace_id
-        given, now, end_ns = self._given, self._clock(), self._now_ns()
         start_ns = end_ns - round(seconds * 1e9)
-        for place, planned in enumerate(decided):
-            if len(given) == MOST_A_SECOND and now - given[0] < 1:
-                self.over_rate += len(decided) - place
-                return
+        for planned in chosen:
             given.append(now)
             span_id = getrandbits(64) or 1
             self._give(DecisionSpan(trace_id, span_id, parent, start_ns, end_ns, attributes_of(planned)))
@@ -160,10 +164,9 @@ def parent_of(traceparent: bytes | None) -> Parent | None:
     >>> parent_of(b"00-00000000000000000000000000000000-b7ad6b7169203331-01")
     """
     found = None if traceparent is None else _TRACEPARENT.fullmatch(traceparent)
-    if found is None or found[1] == b"ff" or (found[1] == b"00" and found[5] is not None):
+    if found is None:
         return None
-    trace_id, span_id = int(found[2], 16), int(found[3], 16)
-    return Parent(trace_id, span_id, bool(int(found[4], 16) & 1)) if trace_id and span_id else None
+    return Parent(int(found["trace"], 16), int(found["span"], 16), found["flag"] in _SAMPLED)
 
 
 def attributes_of(planned: PlannedAsk) -> dict[str, str | int]:
