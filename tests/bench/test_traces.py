@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from contextlib import ExitStack
-from statistics import median
+from statistics import quantiles
 from typing import Final
 
 import pytest
@@ -23,7 +23,7 @@ from tests.service import ADMIN_KEY, Service, running
 
 pytestmark = pytest.mark.bench
 
-ROUNDS, SECONDS = 15, 1.0
+ROUNDS, SECONDS = 40, 0.4
 ENOUGH: Final = 1.10
 """The most that a decision may cost with 1 % sampled, as a multiple of one without traces."""
 
@@ -47,7 +47,7 @@ def cost_us(node: Service, path: bytes, body: bytes, *, with_key: bool) -> float
         odd=[request(path, body, flag=b"01", with_key=with_key)],
         odd_in=100,
         sequence=array("I", range(1_000)),
-        warm_s=0.2,
+        warm_s=0.1,
         seconds=SECONDS,
         programs=(node.pid,),
     )
@@ -86,18 +86,17 @@ def test_processor_time_of_a_decision_with_one_in_100_sampled(path: bytes, body:
             name: stack.enter_context(running(store_url=store, environment=environment))
             for name, environment in environments.items()
         }
-        for node in nodes.values():
+        for node in nodes.values():  # each has a catalog of its own
             node.put("user=*", request_rate=1e9)
         found: dict[str, list[float]] = {name: [] for name in nodes}
         for each in range(ROUNDS):
             for name in list(nodes)[:: 1 if each % 2 else -1]:
                 found[name].append(cost_us(nodes[name], path, body, with_key=with_key))
         spans = len(collector.spans)
-    against = {
-        name: median(cost / off for cost, off in zip(costs, found["off"], strict=True))
-        for name, costs in found.items()
-    }
-    say(", ".join(f"{name}: {min(costs):.1f} us, {against[name]:.3f}" for name, costs in found.items()))
+    # Other programs can only add to a round, so the lower quartile is nearest to the program's own time.
+    usual = {name: quantiles(costs, n=4)[0] for name, costs in found.items()}
+    against = {name: cost / usual["off"] for name, cost in usual.items()}
+    say(", ".join(f"{name}: {cost:.1f} us ({against[name]:.3f})" for name, cost in usual.items()))
     say(f"{spans} spans arrived")
     assert spans > ROUNDS
     assert against["1 %"] <= ENOUGH
