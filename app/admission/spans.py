@@ -157,7 +157,7 @@ class Spans:
 
 
 def parent_of(traceparent: bytes | None) -> Parent | None:
-    """Return the span that a header names (W3C Trace Context); None if there is none, or it is not valid.
+    """Return the span that a header names (W3C Trace Context); None without a valid one.
 
     >>> parent_of(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").is_sampled
     True

@@ -1,4 +1,4 @@
-"""Traces in an API process, if OpenTelemetry's variables ask for them; the extra ``otel`` is loaded only here."""
+"""Traces in an API process, by OpenTelemetry's variables; only here the extra ``otel`` is loaded."""
 
 from __future__ import annotations
 
