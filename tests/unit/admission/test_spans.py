@@ -7,13 +7,14 @@ import random
 import pytest
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, SamplingResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from app.admission.plan import PlannedAsk
 from app.admission.spans import LOW, MOST_A_SECOND, DecisionSpan, Sampling, Spans, attributes_of, parent_of
+from app.domain import decision
 from app.domain.ask import Ask
 from app.domain.caller import ANYONE, Caller
-from app.domain.decision import Decision, LimitedBy
 
 SAMPLERS = (
     ("", ""),
@@ -36,9 +37,13 @@ def header(trace_id: int, *, is_sampled: bool, span_id: int = 7) -> bytes:
     return b"00-%032x-%016x-%02x" % (trace_id, span_id, is_sampled)
 
 
-def decided(limited_by: LimitedBy | None = None) -> PlannedAsk:
-    decision = Decision("delay", 20, True, 1, "store", limited_by)
-    return PlannedAsk(Ask({"requests": 1}), (), None, decision=decision)
+def decided(limited_by: decision.LimitedBy | None = None) -> PlannedAsk:
+    made = decision.Decision("delay", 20, True, 1, "store", limited_by)
+    return PlannedAsk(Ask({"requests": 1}), (), None, decision=made)
+
+
+def is_sampled(result: SamplingResult) -> bool:
+    return result.decision is Decision.RECORD_AND_SAMPLE
 
 
 class Watch:
@@ -73,12 +78,11 @@ def test_with_a_key_the_sampler_decides_as_the_sdks(
     draw = random.Random(1)
     for _ in range(300):
         ours.now_s += 1
-        trace_id, is_sampled = draw.getrandbits(128), draw.random() < 0.5
-        parent = SpanContext(trace_id, 7, is_remote=True, trace_flags=TraceFlags(is_sampled))
+        trace_id, flag = draw.getrandbits(128), draw.random() < 0.5
+        parent = SpanContext(trace_id, 7, is_remote=True, trace_flags=TraceFlags(flag))
         within = set_span_in_context(NonRecordingSpan(parent), Context())
-        expected = theirs.should_sample(within, trace_id, "decide").decision.is_sampled()
-        found = ours.ask(Caller("key", traceparent=header(trace_id, is_sampled=is_sampled)))
-        assert found == expected
+        expected = is_sampled(theirs.should_sample(within, trace_id, "decide"))found = ours.ask(Caller("key", traceparent=header(trace_id, is_sampled=flag)))
+        assert bool(found) is expected
 
 
 @pytest.mark.parametrize(("name", "argument"), SAMPLERS)
@@ -102,7 +106,11 @@ def test_a_trace_that_begins_here_is_sampled_as_by_the_sdk(
         ours.now_s += 1
         drawn.clear()
         found = ours.ask(Caller(key))
-        assert found == theirs.should_sample(Context(), drawn[0], "decide").decision.is_sampled()
+        assert (
+            found
+            == theirs.should_sample(Context(), drawn[0], "decide").decision
+            is Decision.RECORD_AND_SAMPLE
+        )
         assert not found or ours.given[-1].trace_id & LOW == drawn[0]
 
 
@@ -177,7 +185,7 @@ def test_a_later_version_of_the_header_may_have_more_fields():
 
 
 def test_a_span_names_the_quota_that_decided_and_bounds_names():
-    by = LimitedBy("request_rate", "user=*", "user=alice")
+    by = decision.LimitedBy("request_rate", "user=*", "user=alice")
     assert attributes_of(decided(by)) == {
         "quotagate.decision": "delay",
         "quotagate.throttle_ms": 20,
@@ -187,7 +195,7 @@ def test_a_span_names_the_quota_that_decided_and_bounds_names():
         "quotagate.quota": "request_rate",
         "quotagate.entity": "user=*",
     }
-    long = attributes_of(decided(LimitedBy("request_rate", "user=" + "a" * 512, None, "capacity")))
+    long = attributes_of(decided(decision.LimitedBy("request_rate", "user=" + "a" * 512, None, "capacity")))
     assert str(long["quotagate.entity"]).startswith("sha256:")
     assert len(str(long["quotagate.entity"])) == 71
     assert long["quotagate.reason"] == "capacity"
