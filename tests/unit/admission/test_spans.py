@@ -81,7 +81,8 @@ def test_with_a_key_the_sampler_decides_as_the_sdks(
         trace_id, flag = draw.getrandbits(128), draw.random() < 0.5
         parent = SpanContext(trace_id, 7, is_remote=True, trace_flags=TraceFlags(flag))
         within = set_span_in_context(NonRecordingSpan(parent), Context())
-        expected = is_sampled(theirs.should_sample(within, trace_id, "decide"))found = ours.ask(Caller("key", traceparent=header(trace_id, is_sampled=flag)))
+        expected = is_sampled(theirs.should_sample(within, trace_id, "decide"))
+        found = ours.ask(Caller("key", traceparent=header(trace_id, is_sampled=flag)))
         assert bool(found) is expected
 
 
