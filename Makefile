@@ -113,6 +113,7 @@ lock: .tools/uv-$(UV_VERSION) ## the hashed requirements, from pyproject.toml
 	$(UV) export --frozen --quiet --no-emit-project --extra full --output-file requirements-full.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra spark --output-file requirements-spark.txt
 	$(UV) export --frozen --quiet --no-emit-project --extra envoy --output-file requirements-envoy.txt
+	$(UV) export --frozen --quiet --no-emit-project --extra otel --output-file requirements-otel.txt
 
 ##@ Other
 

@@ -36,6 +36,7 @@ from app.admission.plan import (
 )
 from app.admission.port import Then
 from app.admission.recorder import UNRECORDED, Recorder
+from app.admission.spans import Spans
 from app.catalog.snapshot import Snapshot
 from app.decision_log.batch import SEEN
 from app.domain.ask import Ask
@@ -74,6 +75,7 @@ class Admission:
         factor: returns the throttle factor in force.
         recorder: receives every decision.
         mark: reads the marks of the store; without it the node remembers no producer ids.
+        spans: gives decisions their spans; None without traces.
 
     Attributes:
         circuit: knows whether the store is available.
@@ -96,6 +98,7 @@ class Admission:
         factor: FactorSource = UNTHROTTLED,
         recorder: Recorder = UNRECORDED,
         mark: Callable[[], Awaitable[Mark]] | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.circuit: Circuit | ClusterGatherer
         self._gatherer: Gatherer | ClusterGatherer
@@ -127,8 +130,9 @@ class Admission:
             metrics=metrics,
             recorder=recorder,
         )
-        self._unrecorded: list[tuple[PlannedAsk, DecidedBy, float]] = []
+        self._unrecorded: list[tuple[PlannedAsk, DecidedBy, float, Caller]] = []
         """Decisions that are not counted and logged yet, each with the seconds that it took."""
+        self._spans = spans
         self._snapshot = snapshot
         self._tables = Tables(Snapshot(), rules)
         self._factor = factor
@@ -154,7 +158,7 @@ class Admission:
         plan, failure = planned.plan, self.circuit.error
         since = caller.came_at or monotonic()
         if plan is None or failure is not None:
-            self._conclude(planned, None, failure, since, then)
+            self._conclude(planned, None, failure, since, then, caller)
             return None
         group = SingleAsk(
             (plan,),
@@ -200,7 +204,10 @@ class Admission:
                 on_behalf_of=_principal_of(asks[0]),
             )
         await self._slices.run(caller.turn, self._decided_all(planned, answers, failure))
-        self._metrics.observe_decisions([monotonic() - began] * len(planned))
+        seconds = monotonic() - began
+        self._metrics.observe_decisions([seconds] * len(planned))
+        if self._spans is not None:
+            self._spans.add(planned, caller, seconds)
         return planned
 
     async def decide_atomically(
@@ -217,7 +224,10 @@ class Admission:
         began = caller.came_at or monotonic()
         atomic = self._atomic_asks(asks, caller)
         outcome = await self._decide_atomically(atomic, caller, within_s)
-        self._metrics.observe_decisions([monotonic() - began])
+        seconds = monotonic() - began
+        self._metrics.observe_decisions([seconds])
+        if self._spans is not None:
+            self._spans.add((outcome.whole,), caller, seconds)
         return atomic.answer(outcome)
 
     async def _decide_one(self, ask: Ask, caller: Caller, within_s: float | None) -> PlannedAsk:
@@ -303,11 +313,17 @@ class Admission:
         if failure is not None and not isinstance(failure, StoreError):
             group.then(failure)
             return
-        answers = group.answers
-        self._conclude(group.planned, answers[0] if answers else None, failure, group.since, group.then)
+        answer = group.answers[0] if group.answers else None
+        self._conclude(group.planned, answer, failure, group.since, group.then, group.caller)
 
     def _conclude(
-        self, planned: PlannedAsk, answer: Answer | None, failure: StoreError | None, since: float, then: Then
+        self,
+        planned: PlannedAsk,
+        answer: Answer | None,
+        failure: StoreError | None,
+        since: float,
+        then: Then,
+        caller: Caller,
     ) -> None:
         """Decide one ask by its answer, if one came, and call back; counts and the log follow soon."""
         try:
@@ -320,17 +336,20 @@ class Admission:
         finally:
             if not self._unrecorded:  # behind the answers of this iteration of the loop
                 asyncio.get_running_loop().call_soon(self._record_all)
-            self._unrecorded.append((planned, decided_by, monotonic() - since))
+            self._unrecorded.append((planned, decided_by, monotonic() - since, caller))
 
     def _record_all(self) -> None:
-        """Count and log the decisions in ``_unrecorded``."""
+        """Count and log the decisions in ``_unrecorded``, and give them their spans."""
         decisions, self._unrecorded = self._unrecorded, []
-        self._metrics.observe_decisions([seconds for _, _, seconds in decisions])
-        for planned, decided_by, _ in decisions:
+        self._metrics.observe_decisions([seconds for _, _, seconds, _ in decisions])
+        for planned, decided_by, _, _ in decisions:
             try:
                 self._record(planned, *decided_by)
             except Exception:  # the decision was sent already, so the caller gets no error
                 log.exception("a decision could not be counted or logged")
+        if self._spans is not None:
+            for planned, _, seconds, caller in decisions:
+                self._spans.add((planned,), caller, seconds)
 
     def _decided_all(
         self, planned: Sequence[PlannedAsk], answers: Sequence[Answer], failure: StoreError | None

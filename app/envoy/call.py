@@ -14,7 +14,7 @@ from hpack import NeverIndexedHeaderTuple
 from app.admission.errors import OverloadedError
 from app.envoy.bounded import BoundedBySource
 from app.envoy.http2 import Headers, Http2Connection, Http2Stream
-from app.http.head import AUTHORIZATION, RequestHead
+from app.http.head import AUTHORIZATION, TRACEPARENT, RequestHead
 from app.http.server.intake import Intake
 
 MAX_BODY: Final = 512 * 1024
@@ -166,7 +166,8 @@ class GrpcCall(Http2Stream):
         self._method: Method | None = None
         self._limits = limits
         self._peer = peer
-        self._authorization: list[bytes] = []
+        self._fields: dict[bytes, list[bytes]] = {AUTHORIZATION: [], TRACEPARENT: []}
+        """The header fields that are kept for the head."""
         self._reader = MessageReader()
         self._taken = 0
         self._has_started = False
@@ -178,7 +179,7 @@ class GrpcCall(Http2Stream):
 
     def head(self) -> RequestHead:
         """Return the call as the head of a request, for the rules of access."""
-        return RequestHead(fields={AUTHORIZATION: self._authorization}, **self._peer)
+        return RequestHead(fields={name: sent for name, sent in self._fields.items() if sent}, **self._peer)
 
     # Events of the stream
 
@@ -198,8 +199,8 @@ class GrpcCall(Http2Stream):
                 timeout = value
             elif name == b"grpc-encoding":
                 encoding = value
-            elif name == b"authorization":
-                self._authorization.append(value)
+            elif name in self._fields:
+                self._fields[name].append(value)
         if method != b"POST" or not _is_grpc(kind):
             self.start([(b":status", b"405" if method != b"POST" else b"415")], is_end=True)
             return
@@ -216,7 +217,7 @@ class GrpcCall(Http2Stream):
             raise RefusedCallError(StatusCode.UNIMPLEMENTED, "Messages must not be compressed.")
         if timeout is not None:
             self.deadline = asyncio.get_running_loop().time() + timeout_s(timeout)
-        self._take(sum(map(len, self._authorization)))
+        self._take(sum(len(value) for sent in self._fields.values() for value in sent))
 
     def received(self, data: bytes) -> None:
         """Take a part of the message."""

@@ -148,7 +148,13 @@ class RateLimitService:
         grant = access.require(head, "decide")
         sender = access.sender(grant, head)
         caller = Caller(
-            grant.name, sender.turn, grant.bound_to, came_at, call.is_gone, key_created_ms=grant.created_ms
+            grant.name,
+            sender.turn,
+            grant.bound_to,
+            came_at,
+            call.is_gone,
+            grant.created_ms,
+            sender.traceparent,
         )
         if grant.is_unrestricted:
             return caller, _as_it_is

@@ -79,6 +79,8 @@ In URLs, percent-encode special characters of user names, passwords and paths, s
 `%23`, `@` by `%40` and `%` by `%25`: with the password `57#W/c`, `redis://:57%23W%2Fc@host:6379/0`. A URL
 that cannot be meant is refused.
 
+Traces have no settings here: the variables of OpenTelemetry turn them on ([traces.md](traces.md)).
+
 | name | default | meaning |
 |---|---|---|
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -55,6 +56,7 @@ from app.node.shortage import shortage_of, started_threads
 from app.node.store_url import is_cluster, primary_of
 from app.node.tasks import end
 from app.run import envoy
+from app.run.traces import traces_by
 from app.store.cluster import ClusterStore
 from app.store.port import Memory, StoreError
 from app.store.redis import RedisStore
@@ -191,6 +193,7 @@ def build(
         plain_ids=settings.log_ids == "plain",
         away=away,
     )
+    traces = traces_by(os.environ)
     metrics = Metrics(
         counts,
         catalog_away=lambda: not catalog.reachable,
@@ -201,6 +204,7 @@ def build(
         log_status=lambda: logged.log_status,
         store_memory=lambda: store.memory,
         samples_dropped=lambda: publisher.dropped,
+        spans_dropped=dict if traces is None else traces.dropped,
     )
     samples = SampleSeries.at(settings.redis_url)
     publisher = Publisher(
@@ -231,6 +235,7 @@ def build(
         factor=throttling,
         recorder=logged,
         mark=store.mark if isinstance(store, RedisStore) and not by_callers else None,
+        spans=None if traces is None else traces.spans,
     )
     callers = CallerClock(admission, time) if time else None
     keys = Keys(catalog.database)
@@ -302,6 +307,8 @@ def build(
         stack.push_async_callback(stream.close)
         await logged.open()
         stack.push_async_callback(logged.close)
+        if traces is not None:
+            stack.push_async_callback(traces.close)
         stack.push_async_callback(admission.close)
         await admission.open()
         if (away := admission.circuit.error) and away.reason in {"cluster", "no_cluster"}:

@@ -68,15 +68,18 @@ def test_packages_from_a_registry_are_pinned_by_hash():
     ]
 
 
-def test_build_argument_adds_envoys_service():
+def test_build_argument_adds_envoys_service_or_traces():
     """The only difference is another list of requirements."""
     arguments = [step.rest for step in dockerfile() if step.name == "ARG"]
     assert arguments == ["PYTHON=python:3.11.15-slim-trixie", "REQUIREMENTS=requirements.txt"]
-    documented = set(re.findall(r"REQUIREMENTS=(\S+)", (ROOT / "docs/kubernetes.md").read_text()))
+    pages = [(ROOT / "docs" / page).read_text() for page in ("kubernetes.md", "traces.md")]
+    documented = set(re.findall(r"REQUIREMENTS=([\w.-]+)", "".join(pages)))
     lists = {path for path in copied() if path.startswith("requirements")}
     assert lists == {"requirements.txt", *documented}
-    assert documented == {"requirements-envoy.txt"}
-    assert re.search(r"^h2==", (ROOT / "requirements-envoy.txt").read_text(), re.MULTILINE)
+    assert documented == {"requirements-envoy.txt", "requirements-otel.txt"}
+    for package, extra in (("h2", "envoy"), ("opentelemetry-sdk", "otel")):
+        listed = (ROOT / f"requirements-{extra}.txt").read_text()
+        assert re.search(rf"^{package}==", listed, re.MULTILINE)
 
 
 def test_image_for_kubernetes_has_the_packages_of_the_jobs(tmp_path):

@@ -84,7 +84,7 @@ Gauges = dict[Labels, Gauge]
 
 COUNTERS: Final = (
     *("decisions", "shadows", "fallbacks", "failures", "blocked", "access_failures", "shed", "shortages"),
-    *("leases", "envoy_requests", "unusable_descriptors", "refused_connections"),
+    *("leases", "envoy_requests", "unusable_descriptors", "refused_connections", "spans_dropped"),
 )
 SUMS: Final = (
     *("unmatched", "exempt", "corrections", "forgiven", "lapsed", "log_dropped", "samples_dropped"),
@@ -118,6 +118,7 @@ class Counts(Struct):
         unmapped_descriptors: descriptors of these requests that named nothing to limit.
         unsent_answers: answers that could not be written to their connection.
         connections_handed_over: connections that went to uvicorn's protocol for good.
+        spans_dropped: sampled decisions without a span at the collector, by reason; empty without traces.
     """
 
     decisions: dict[Labels, float] = field(default_factory=dict)
@@ -164,6 +165,7 @@ class Counts(Struct):
     unsent_answers: int = 0
     connections_handed_over: int = 0
     samples_dropped: int = 0
+    spans_dropped: dict[Labels, float] = field(default_factory=dict)
 
     @property
     def gauges(self) -> tuple[Gauges, ...]:

@@ -163,6 +163,12 @@ def _of_counts(c: Counts) -> tuple[Metric, ...]:
             c.unusable_descriptors,
             "reason",
         ),
+        _counter(
+            "spans_dropped",
+            "Sampled decisions without a span at the collector, by reason.",
+            c.spans_dropped,
+            "reason",
+        ),
         _histogram("script_asks", "Asks per store call.", c.script_asks),
         _values("rate", "Last measured rate, in the unit of the limit.", c.rates, "quota entity", sum),
         _values(

@@ -113,6 +113,7 @@ class Metrics:
         samples_dropped: returns how many samples could not be published.
         log_status: returns the status of the decision log; None before it was read, or without a log.
         store_memory: returns the memory use of the store.
+        spans_dropped: returns how many spans were dropped, by reason.
 
     Attributes:
         observe_decisions: counts the seconds that some asks took.
@@ -133,9 +134,11 @@ class Metrics:
         log_status: Callable[[], LogStatus | None] = lambda: None,
         store_memory: Callable[[], Memory | None] = lambda: None,
         samples_dropped: Callable[[], int] = lambda: 0,
+        spans_dropped: Callable[[], Mapping[Labels, float]] = dict,
     ) -> None:
         self._store_memory = store_memory
         self._samples_dropped = samples_dropped
+        self._spans_dropped = spans_dropped
         self.throttled = Tally()
         self.shadows = ShadowTally()
         self._counts = Counts()
@@ -469,6 +472,7 @@ class Metrics:
         self._counts.factor_fallbacks = throttling.fallbacks if throttling else 0
         self._counts.log_dropped = self._log_dropped()
         self._counts.samples_dropped = self._samples_dropped()
+        self._counts.spans_dropped = dict(self._spans_dropped())
         return throttling
 
     def _rendered(self, total: Counts, throttling: ThrottlingStatus | None, log: LogStatus | None) -> bytes:
