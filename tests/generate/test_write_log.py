@@ -271,7 +271,7 @@ def generate(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 def test_command_writes_a_log_and_prints_its_place(tmp_path):
     ran = generate("log", "--to", str(tmp_path / "log"), "--events", "300", "--from", "2026-03-01T10:30:00Z")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout.startswith(f"{tmp_path / 'log'}: 300 decisions, ")
+    assert ran.stdout.startswith(f"{tmp_path / 'log'}: 300 decisions (admit 300), ")
     assert str(tmp_path / "log-truth") in ran.stdout
     assert len(rows_of(tmp_path / "log" / "date=2026-03-01" / "hour=10")) == 300
 
