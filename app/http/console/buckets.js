@@ -61,7 +61,7 @@ async function limitsOf(bucket) {
       .map(([type, name]) => [PARAMETERS[type], decodeURIComponent(name)]);
     return (await ask(`v1/quotas:effective?${new URLSearchParams(caller)}`)).quotas;
   } catch (error) {
-    if (error instanceof Refused || error instanceof URIError) return []; // a network of addresses is nobody's name
+    if (error instanceof Refused || error instanceof URIError) return []; // no caller has the name of a network
     throw error;
   }
 }
