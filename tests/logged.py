@@ -118,16 +118,12 @@ class Logged:
 
 
 @contextmanager
-def two_nodes(folder: Path, environment: Mapping[str, str] | None = None, **how: Any) -> Iterator[Logged]:
-    """Run two nodes with the quotas of the traffic in force; ``how`` has further settings of both.
-
-    ``environment`` adds variables.
-    """
-    how["environment"] = settings(folder) | dict(environment or {})
+def two_nodes(folder: Path, **how: Any) -> Iterator[Logged]:
+    """Run two nodes with the quotas of the traffic in force; ``how`` has further settings of both."""
     with ExitStack() as stack:
-        first = stack.enter_context(running(**how))
+        first = stack.enter_context(running(environment=settings(folder), **how))
         same = {"store_url": first.store_url, "database_url": first.database_url}
-        second = stack.enter_context(running(**(how | same)))
+        second = stack.enter_context(running(environment=settings(folder), **(how | same)))
         quotas = definitions()
         for entity, by_key in quotas.items():
             first.put(entity, **by_key)

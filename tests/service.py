@@ -76,12 +76,14 @@ class Service:
         """The whole log of the node."""
         return self.log.read_text(encoding="utf-8")
 
-    def clock_s(self) -> float:
-        """The node's wall clock in seconds, by the time of a change that it makes."""
+    def clock_ahead_ms(self) -> range:
+        """The milliseconds by which its wall clock may be ahead of ours, by a change that it makes."""
+        before_ms = time.time_ns() // 1_000_000
         self.put("user=nobody", request_rate={"limit": time.monotonic()})
+        after_ms = time.time_ns() // 1_000_000
         history = self.http.get("/v1/quotas:history?limit=1").raise_for_status().json()
         at_ms: int = history["changes"][0]["at_ms"]
-        return at_ms / 1000
+        return range(at_ms - after_ms, at_ms - before_ms + 1)
 
     def _posted(self, path: str, body: object) -> dict[str, Any]:
         answer = self.http.post(path, json=body)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from app import quota_file
@@ -19,13 +17,12 @@ from app.domain.quota import Defaults
 from app.node import reports
 from tests.generate.test_write_log import ask_of
 from tests.jobs.abuse import AbusedTraffic, drawn, is_abuser
+from tests.jobs.commands import Ran, run_job
 from tests.jobs.logs import SECRET, asks
 from tests.jobs.test_replay import ExactOracle, Fresh
 from workers.generate.traffic import Event
 from workers.generate.write_log import Order, write_log
 from workers.jobs import folder as output
-from workers.jobs.__main__ import Processes
-from workers.jobs.command import main
 from workers.jobs.whatif.quotas import resolved
 
 BEGIN_MS = 1_772_323_200_000 - 40_000  # the traffic goes on in the next hour
@@ -36,18 +33,8 @@ REFUSED = 0.25
 TRAFFIC = AbusedTraffic(seed=71, events=4_000, rate=40, principals=60, zipf=1.1)
 
 
-class Ran(NamedTuple):
+class Recommended(Ran):
     """A run of the command."""
-
-    code: int
-    out: str
-    complaints: list[str]
-    folder: Path
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return found
 
     @property
     def text(self) -> str:
@@ -65,10 +52,6 @@ class Ran(NamedTuple):
         """The names of the outliers."""
         return {str(Entity.parse(row["entity"]).parts[0][1]) for row in self.rows("outliers")}
 
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = pq.read_table(self.folder / table).to_pylist()
-        return found
-
 
 class Command:
     """Runs the command in this process."""
@@ -77,12 +60,9 @@ class Command:
         self._folder = tmp_path
         self._capsys = capsys
 
-    def __call__(self, log: Path, *more: str) -> Ran:
-        out = self._folder / "recommended"
-        code = main(Processes(), ["recommend", "--log", str(log), "--out", str(out), "--overwrite", *more])
-        said = self._capsys.readouterr()
-        lines = [line for line in said.err.splitlines() if "recommend: " not in line]
-        return Ran(code, said.out, lines, out)
+    def __call__(self, log: Path, *more: str) -> Recommended:
+        words = ("--log", str(log), *more)
+        return Recommended(*run_job("recommend", self._folder / "recommended", *words, capsys=self._capsys))
 
 
 @pytest.fixture
@@ -117,7 +97,7 @@ def test_abusers_are_refused_and_hardly_anybody_else(seed: int, recommend: Comma
         assert f"={name}: " in ran.out
 
 
-def check_bounds(traffic: AbusedTraffic, ran: Ran) -> int:
+def check_bounds(traffic: AbusedTraffic, ran: Recommended) -> int:
     """The bounds that recommended limits keep, by the rules of the domain; returns the number of refusals."""
     assert (ran.code, ran.complaints) == (0, [])
     oracle, quotas = ExactOracle(SECRET), resolved(ran.quotas, Defaults())

@@ -449,13 +449,14 @@ def test_state_and_period_do_not_go_together(log: Log):
     assert main(DRIVER, [*given, "--from", "2026-11-21T10:00:00Z"]) == 2
 
 
+@pytest.mark.parametrize("place", ["out", "other/../out"])
 def test_state_in_the_output_folder_is_wrong_use(
-    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str, log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     log.write(log.hours[0])
     out = tmp_path / "out"
     given = ("audit", "--log", str(log.folder), "--out", str(out), "--overwrite")
-    assert main(DRIVER, [*given, "--state", str(out / "audit.state")]) == 2
+    assert main(DRIVER, [*given, "--state", f"{tmp_path}/{place}/audit.state"]) == 2
     assert "--state: must not be in the folder of --out" in capsys.readouterr().err
     assert not out.exists()
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from app import quota_file
@@ -19,6 +17,7 @@ from app.node.settings import load
 from app.run.commands import programs
 from app.run.wiring import defaults
 from tests.generate.test_write_log import ask_of
+from tests.jobs.commands import Ran, run_job
 from tests.jobs.logs import SECRET, START_MS, asks
 from tests.jobs.logs import quotas as all_quotas
 from tests.jobs.test_replay import ExactOracle, Fresh
@@ -63,24 +62,6 @@ quotas:
 """The quotas of ``tests.jobs.logs`` as a file."""
 
 
-class Ran(NamedTuple):
-    """A run of the command."""
-
-    code: int
-    out: str
-    complaints: list[str]
-    folder: Path
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return found
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = pq.read_table(self.folder / table).to_pylist()
-        return found
-
-
 class Command:
     """Runs the command in this process, with settings of the deployment as it passes them on."""
 
@@ -89,13 +70,10 @@ class Command:
         self._capsys = capsys
 
     def __call__(self, log: Path, quotas: str, *more: str) -> Ran:
-        file, out = self._folder / "quotas.yaml", self._folder / "report"
+        file = self._folder / "quotas.yaml"
         file.write_text(quotas)
-        words = ["--log", str(log), "--quotas", str(file), "--out", str(out), "--overwrite", *more]
-        code = main(Processes(), ["whatif", *words])
-        said = self._capsys.readouterr()
-        lines = [line for line in said.err.splitlines() if "whatif: " not in line]
-        return Ran(code, said.out, lines, out)
+        words = ("--log", str(log), "--quotas", str(file), *more)
+        return run_job("whatif", self._folder / "report", *words, capsys=self._capsys)
 
 
 @pytest.fixture

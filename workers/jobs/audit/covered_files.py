@@ -154,8 +154,8 @@ def compare(
     if covered and _contents(covered).keys().isdisjoint(_contents(files)):
         raise OtherLogError("files: the log has none of the rows that the state covers; it is another log")
     removed = _removed_hours({name: file for name, file in covered.items() if name not in inside}, files)
-    tasks_ = _unknown(url, {inside[name]: each for name, each in sealed.items()})
-    return Comparison(files, tasks_, removed, _differing(covered, sealed))
+    unknown = _unknown(url, {inside[name]: each for name, each in sealed.items()})
+    return Comparison(files, unknown, removed, _differing(covered, sealed))
 
 
 def _is_merged(name: str) -> bool:

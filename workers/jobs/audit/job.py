@@ -124,12 +124,17 @@ def _check_state(arguments: argparse.Namespace, period: Period, driver: Driver) 
 
     Raises:
         JobUsageError: the log, or the place of the state, does not go with it.
+        JobError: a place cannot be reached.
     """
+    from workers.jobs.files import location_of, opened
+
     if not arguments.state:
         raise JobUsageError("--state: must name a file")
     if period.from_ms is not None or period.to_ms is not None:
         raise JobUsageError("--state: an audit with a state is of the whole log, without --from and --to")
     if not driver.has_files:
         raise JobUsageError("--state: a state covers files of the log, and a data frame has none")
-    if arguments.state.startswith(f"{arguments.out.rstrip('/')}/"):
+    _, state = opened(location_of(arguments.state))
+    _, out = opened(location_of(arguments.out))
+    if state.startswith(f"{out.rstrip('/')}/"):
         raise JobUsageError("--state: must not be in the folder of --out, which each run replaces")

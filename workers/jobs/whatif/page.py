@@ -120,7 +120,7 @@ def _quotas(found: WhatIf) -> Iterable[str]:
             for (entity, key), outcome in rows[:IN_PAGE]
         ],
     )
-    yield shortened(min(len(rows), IN_PAGE), len(rows), "quotas")
+    yield shortened(IN_PAGE, len(rows), "quotas")
 
 
 def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str]:
@@ -149,7 +149,7 @@ def _principals(touched: list[tuple[str, Compared]], count: int) -> Iterable[str
             for name, each in touched[:LARGEST]
         ],
     )  # fmt: skip
-    yield shortened(min(len(touched), LARGEST), len(touched), "principals")
+    yield shortened(LARGEST, len(touched), "principals")
 
 
 def charted(

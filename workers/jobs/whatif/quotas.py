@@ -1,4 +1,4 @@
-"""The quotas of a what-if: those of files, with the defaults and rules of the deployment."""
+"""The quotas of a what-if: definitions from files, with the defaults and rules of the deployment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProposedQuotas:
 
 
 def proposed(files: Sequence[str], max_ids: int) -> ProposedQuotas:
-    """The quotas of files; of an entity that several name, those of the last one.
+    """The quotas of files. If several files name an entity, it has the quotas of the last of them.
 
     Raises:
         JobUsageError: a file cannot be read, or has faults, each with its line; or a setting is invalid.
