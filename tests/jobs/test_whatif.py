@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from app import quota_file
@@ -162,7 +163,7 @@ def test_half_of_the_limits_are_decided_as_the_oracle_does(generated: Path, what
     assert "not in the file" not in ran.out
     assert ran.out.endswith(f"next: quotagate quotas plan -f {ran.folder.parent / 'quotas.yaml'}\n")
     read = reports.read_report(ran.folder.parent, ran.folder.name)
-    assert (read.kind, json.loads(bytes(read.summary))) == ("whatif", ran.summary)
+    assert (read.kind, msgspec.json.decode(read.summary)) == ("whatif", ran.summary)
     by_name = {table.name: table for table in read.tables}
     assert {row[0]: row[2] for row in by_name["decisions"].rows} == ran.summary["after"]
     first = next(table for table in read.tables if table.name == "refused_over_time")
