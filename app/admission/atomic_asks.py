@@ -204,7 +204,7 @@ def _refusal(part: AtomicPart) -> tuple[bool, int]:
 
 
 def _largest(charges: Sequence[Sequence[Charge]]) -> list[tuple[int, Charge]]:
-    """Return the largest charge to each bucket, with the place of its ask, in the order that breaks ties."""
+    """Return the largest charge to each bucket, with its ask's place, in the order of the quota keys."""
     most: dict[bytes, tuple[int, Charge]] = {}
     for place, ask_charges in enumerate(charges):
         for charge in ask_charges:

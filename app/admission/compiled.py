@@ -1,4 +1,4 @@
-"""Which buckets an ask charges, by tables that follow from the quotas alone.
+"""Finds the buckets that an ask charges, by tables that follow from the quotas alone.
 
 The rungs of a ladder that an ask can match depend on the names it has, and on the rungs with quotas. So
 for each combination of names and usage fields there is a table: the ladders, without the rungs that have no

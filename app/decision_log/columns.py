@@ -24,7 +24,7 @@ class ListOf(NamedTuple):
 
 
 class MapOf(NamedTuple):
-    """Values by a key."""
+    """A map from keys of one type to values of one type."""
 
     key: str
     value: str

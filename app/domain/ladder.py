@@ -1,4 +1,4 @@
-"""Which quotas apply to an ask, and which bucket each of them charges."""
+"""Finds the quotas that apply to an ask, and the bucket that each of them charges."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ SHARES: Final = (
     (21, 6.139104545617),
     (21, 5.716682359594),
 )
-"""For share 1, 2, …: the number of hashes with which a block holds the most ids, and that number of ids.
+"""The number of hashes with which a block holds the most ids, and that number of ids; for share 1, 2, …
 
 A test recomputes these numbers."""
 

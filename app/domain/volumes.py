@@ -147,7 +147,7 @@ class KnownVolume(NamedTuple):
         )
 
     def state(self, now_ms: int, rules: VolumeRules) -> VolumeState:
-        """Its state: violating if known to violate, ok if the last observation says so, else unknown."""
+        """The volume's state: violating if known to violate, ok by the last observation, else unknown."""
         if self.violates(now_ms, rules):
             return "violating"
         judged = rules.limit.violates(self.total_bytes, self.available_bytes)

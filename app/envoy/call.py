@@ -220,7 +220,7 @@ class GrpcCall(Http2Stream):
         self._take(sum(len(value) for sent in self._fields.values() for value in sent))
 
     def received(self, data: bytes) -> None:
-        """Take a part of the message."""
+        """Receive a part of the message."""
         try:
             self._take(len(data))
             self._reader.feed(data)

@@ -141,13 +141,13 @@ class Http2Stream:
         """Take the end of its body."""
 
     def late(self) -> None:
-        """Note that the request was not complete when it was due."""
+        """Handle a request that was not complete when it was due."""
 
     def closed(self) -> None:
-        """Note that the stream is closed: it was answered, or its caller has left."""
+        """Handle the end of the stream: it was answered, or its caller has left."""
 
     def answering(self) -> None:
-        """Note that the request is complete; the connection is not idle until the stream is closed."""
+        """Mark the request as complete; the connection is not idle until the stream is closed."""
         self.due = math.inf
         self.is_answering = True
         self.connection.request_completed()

@@ -210,7 +210,7 @@ class EnvoyImport:
             self._descriptor(domain, path, fields)
 
     def _note_unknown(self, domain: str, path: str, names: AbstractSet[str]) -> None:
-        """Note fields that do not belong in a mapping; the original takes those of another one."""
+        """List fields that do not belong in this mapping; the original ignores fields of other mappings."""
         for name in sorted(names - _HARMLESS):
             if name in _KNOWN:
                 self._leave_out(domain, path, name, "has no effect here, nor in envoyproxy/ratelimit", "same")
@@ -219,7 +219,7 @@ class EnvoyImport:
                 self._leave_out(domain, path, name, f"is unknown; {_REFUSED}", effect)
 
     def _note_text(self, domain: str, path: tuple[Pattern, ...], name: str, sent: Scalar | None) -> None:
-        """Note a key or a value that the original does not take as text, or takes as a pattern."""
+        """List a key or a value that the original does not take as text, or takes as a pattern."""
         value = None if sent is None else value_of(sent)
         if isinstance(value, float):
             why = "without quotation marks it is a number that envoyproxy/ratelimit refuses; here it is text"
@@ -256,7 +256,7 @@ class EnvoyImport:
             self.rows.append(ImportedRow(domain, place, "unlimited", shadow=False, entity=""))
 
     def _note_shared(self, domain: str, path: tuple[Pattern, ...]) -> None:
-        """Note an entry that shares one bucket without ``*``, which the original refuses."""
+        """List an entry that shares one bucket without ``*``, which the original refuses."""
         value = path[-1].value
         if value is None:
             why = f"needs a value with *; {_REFUSED}; all values share one bucket"

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 LONGEST: Final = 261
-"""In bytes: a name of 255, a colon and a port."""
+"""The longest host, in bytes: a name of 255, a colon and a port."""
 
 _HOST: Final = re.compile(
     r"(\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::([0-9]*))?"

@@ -43,7 +43,7 @@ CLIENT_VARIABLES: Final = frozenset({f"{PREFIX}URL", f"{PREFIX}KEY"})
 MAX_PROCESSES: Final = 256
 SHORTEST_CHECK_INTERVAL: Final = timedelta(milliseconds=100)
 SHORTEST_ADMIN_KEY: Final = 16
-"""In characters: anyone who can guess the admin key may do everything."""
+"""The fewest characters of an admin key: anyone who can guess it may do everything."""
 
 _UNQUOTED: Final = "/ @:=,+~!$&'()*;"
 """Characters that need no encoding in the path of a SQLite file."""
@@ -434,7 +434,7 @@ def _reason(unreadable: OSError | UnicodeDecodeError) -> str:
 
 
 def _holds(folder: Path, other: Path) -> bool:
-    """Whether a folder is another one or is above it, by whatever paths; the other one may be missing."""
+    """Whether two paths lead to one folder, or the first to a folder above the second (may be missing)."""
     there = other.resolve()
     return any(place.exists() and place.samefile(folder) for place in (there, *there.parents))
 

@@ -22,7 +22,7 @@ _LINK: Final = re.compile(
 )
 _LINK_VALUE: Final = re.compile(r"(tcp|udp|sctp)://")
 _LIKENESS: Final = 0.5
-"""From this likeness on, two names are alike: 1 is the same name, 0 has no letter in common."""
+"""The least likeness of two similar names: 1 is the same name, 0 has no letter in common."""
 
 
 def is_service_link(name: str, value: str = "") -> bool:

@@ -311,7 +311,7 @@ _OF_MODE: Final[Mapping[str, Callable[..., ChargeResult]]] = {
     "settle": _lease_result,
     "undo": _undo_result,
 }
-"""The kind of all results of a mode; in other modes the kind of a result is that of its charge."""
+"""The kind of all results of a mode; in other modes a result has the kind of its charge."""
 
 
 def unknown_result(mode: str, charge: Charge) -> ChargeResult:

@@ -388,7 +388,7 @@ class RedisStore:
             self._send(command, done)
 
     def _hear(self) -> None:
-        """Note that the store has just replied to an examination or a greeting."""
+        """Keep the time of a reply to an examination or a greeting."""
         self._heard_at = monotonic()
 
     def _faults(self) -> tuple[Fault, ...]:

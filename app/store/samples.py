@@ -45,7 +45,7 @@ LARGEST: Final = 1_024
 MOST_BUCKETS: Final = 8
 LONGEST_BUCKET: Final = 64
 LONGEST_NODE: Final = 128
-"""The longest names in a sample, in bytes; a longer name of a bucket is hashed, that of a process cut."""
+"""The longest names in a sample, in bytes. Longer names of buckets are hashed, and of processes cut."""
 
 AT_ONCE: Final = 50
 """Samples of each series in one reply: a fraction of a millisecond of the store, and some of a node."""

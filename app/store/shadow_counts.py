@@ -1,4 +1,4 @@
-"""Counts of shadow quotas in the store: what each would have said, added up over all processes.
+"""Counts of shadow quotas in the store: the verdicts that they would have given, added up over processes.
 
     qg1:overview:shadow:DIGEST    a hash: the verdicts of a shadow quota under one definition, by outcome
     qg1:overview:batch:NODE       a hash: the number of the last batch of counts that a process added
@@ -32,7 +32,7 @@ BATCH_NAME: Final = "overview:batch:"
 KEPT_MS: Final = 90 * 86_400_000
 """How long counts are kept after the last ask."""
 BATCH_KEPT_MS: Final = 86_400_000
-"""For how long a process may send a batch again."""
+"""How long a process may send a batch again."""
 MOST: Final = 100
 """The most quotas in a batch, which the store adds in about half a millisecond."""
 

@@ -165,7 +165,7 @@ class Acceptor:
 
     def _remember(self, ip: str, step: Step) -> None:
         if len(self.told_to_wait) >= REMEMBERED:
-            self.told_to_wait.clear()  # costs each of them one ask
+            self.told_to_wait.clear()  # each of these addresses is asked for once more
         self.told_to_wait[ip] = (time.monotonic() + step.wait_ms / 1000, step.counted)
 
     async def _ask(self, ip: str, *, rechecked: bool) -> Step:

@@ -32,7 +32,7 @@ from examples.demo.callers import Caller, gather
 from examples.demo.screen import Screen
 
 LASTS_S: Final = 40.0
-"""In this time a quota is raised after 10 s, and the store hangs after 20 s, for 3 s."""
+"""The length of the demo: a quota is raised after 10 s, and the store hangs for 3 s after 20 s."""
 NEXT: Final = """
 What to try next:
   make run              the same Quotagate, to stay: http://127.0.0.1:8080, every route at /docs

@@ -168,7 +168,7 @@ class Drain:
         self._done += flush.done
 
     def _cannot(self, error: Exception) -> None:
-        """Note that the folder cannot be written, and when to retry; log the reason when it changes."""
+        """Set when to retry, as the folder cannot be written; log the reason when it changes."""
         self.failures += 1
         self._again_at = self._clock() + self._pauses_s[min(self._failed, len(self._pauses_s) - 1)]
         self._failed += 1

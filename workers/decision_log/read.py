@@ -30,7 +30,7 @@ def read(url: str | Path, *, since_ms: int | None = None, until_ms: int | None =
 
     Args:
         url: the URL of the log.
-        since_ms, until_ms: the period, without its end.
+        since_ms, until_ms: the period, excluding its end.
 
     Raises:
         BadFileError: a file is corrupt, of another version, or lacks a column.

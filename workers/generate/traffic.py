@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, NamedTuple
 Cause = Literal["steady", "restart_loop", "renew_on_error", "per_batch"]
 
 CAUSES: Final[tuple[Cause, ...]] = ("steady", "restart_loop", "renew_on_error", "per_batch")
-"""How a producer gets its ids: one for life, one per restart (there are many), one after each error, or one
-per batch. KIP-936 names the last three as causes of too many ids."""
+"""How a producer gets its ids: one for life, one per restart in a loop of restarts, one after each error,
+or one per batch. KIP-936 names the last three as causes of too many ids."""
 
 WEIGHTS: Final = (80, 8, 6, 6)
 MOST_PRODUCERS: Final = 12
-"""Of one principal."""
+"""The most producers of one principal."""
 
 CHUNK: Final = 4096
 """How many events share one random generator."""

@@ -204,7 +204,7 @@ class Overview:
         self._drop_siblings()
 
     def _drop_siblings(self) -> None:
-        """Of the siblings that are not older than all rows, keep the first and the last of each node."""
+        """Keep siblings that are older than all rows, and the first and the last of each node's others."""
         begins_ms = self.begins_ms or 0
         older = {each for each in self.siblings if each[2] < begins_ms}
         first: dict[str, tuple[str, int, int]] = {}

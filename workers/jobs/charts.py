@@ -152,7 +152,7 @@ def clock(at_ms: int) -> str:
 
 
 def _axis(base: float, most: str, first: str, last: str) -> list[str]:
-    """The axis of time, with the largest value of the other one."""
+    """The horizontal axis with its two times, and the largest value of the vertical axis."""
     return [
         f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH}" y2="{base}"/>',
         f'<text x="{LEFT - 6}" y="18" text-anchor="end">{most}</text>',

@@ -29,7 +29,7 @@ class ConsoleTable:
     Attributes:
         columns: names that end in ``_ms`` are times, and ``at_ms`` is an instant.
         rows: the first rows at least.
-        count: the number of all rows; by default that of ``rows``.
+        count: the number of all rows; by default the length of ``rows``.
     """
 
     name: str

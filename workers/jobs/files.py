@@ -64,7 +64,7 @@ class LogPart(Protocol):
     def rows(self) -> int: ...
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Its rows in several tables; texts are dictionaries.
+        """The rows of this part, in several tables; texts are dictionaries.
 
         Raises:
             JobError: it cannot be read.
@@ -85,7 +85,7 @@ class RowGroups:
     rows: int
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Each row group, with those of the columns that the file's version has; texts are dictionaries.
+        """Each row group, without columns that the file's version lacks; texts are dictionaries.
 
         Raises:
             JobError: a file cannot be read, or has invalid values.

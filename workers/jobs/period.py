@@ -19,7 +19,7 @@ END_MS: Final = 32_503_680_000_000
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A span of time in milliseconds, without its end; None is unbounded."""
+    """A span of time in milliseconds, excluding its end; None is unbounded."""
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -49,7 +49,7 @@ class Period:
         return Period(from_ms, None if self.to_ms is None else self.to_ms + after_ms)
 
     def mask(self, at_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which times are in the period."""
+        """True for each time in the period."""
         inside = np.ones(len(at_ms), bool) if self.from_ms is None else at_ms >= self.from_ms
         return inside if self.to_ms is None else inside & (at_ms < self.to_ms)
 

@@ -19,14 +19,14 @@ class Progress(Protocol):
     """Takes a job's progress: the share of the work that is done, in per cent of the whole."""
 
     def advance(self, share: float) -> None:
-        """Note that a further share is done."""
+        """Count a further share as done."""
 
 
 class Silent:
     """Shows nothing."""
 
     def advance(self, share: float) -> None:
-        """Note nothing."""
+        """Show nothing."""
 
 
 @contextmanager

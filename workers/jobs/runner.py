@@ -41,10 +41,10 @@ AHEAD: Final = 2
 OPTIONS: Final = ipc.IpcWriteOptions(compression="lz4")
 
 Scatter = Callable[[T], tuple[R, Sequence[pa.Table]]]
-"""From a task: its result for the job, and a table for each partition."""
+"""A function from a task to its result for the job, and a table for each partition."""
 
 Gather = Callable[[Iterable[pa.Table]], R]
-"""From the tables of one partition: its result."""
+"""A function from the tables of one partition to its result."""
 
 
 class Scattered(Protocol):
@@ -200,7 +200,7 @@ def _partition(file: Path, partition: int) -> pa.Table:
 
 
 def compact(table: pa.Table) -> pa.Table:
-    """A table whose dictionaries have few values that it does not have: a slice has those of the whole."""
+    """The same table with smaller dictionaries: a slice of a table has all values of the table."""
     columns = [_compact(column.combine_chunks()) for column in table.columns]
     return pa.table(columns, schema=table.schema)
 

@@ -169,13 +169,13 @@ SCHEMA: Final = pa.schema(
 """A verdict of the store or of a node, and the fields of its ask that its bucket needs.
 
 ``applied`` packs the fields ``APPLIED``; ``by_store`` says that the row is a new decision of the store, whose
-limit must have been in force. The other columns are those of ``BucketRow``.
+limit must have been in force. The other columns are the fields of ``BucketRow``.
 """
 
 TYPES: Final = tuple(zip(SCHEMA.names, SCHEMA.types, strict=True))
 OF_ASK: Final = BucketRow._fields[1 : BucketRow._fields.index("quota")]
 OF_VERDICT: Final = BucketRow._fields[BucketRow._fields.index("usage") :]
-"""The fields of a row before and after those of its quota; the first field is the key."""
+"""The fields of a row before and after the fields of its quota; the first field is the key."""
 
 NAMED: Final = ("renewal", "lease", "settlement", "undone", "undo")
 """The kinds of rows that name how a bucket was written."""
@@ -228,7 +228,7 @@ class LogRows:
 
     @cached_property
     def by_store(self) -> Flags:
-        """Which rows are new decisions of the store, in its order."""
+        """True for each row with a new decision of the store, which has a place in the store's order."""
         return (
             among(self.column("kind"), "decision")
             & among(self.column("source"), "store")
@@ -238,7 +238,7 @@ class LogRows:
 
     @cached_property
     def without_store(self) -> Flags:
-        """Which rows are decisions without the store; the failed call may still have charged buckets."""
+        """True for each row with a decision without the store; its failed call may have charged buckets."""
         is_decision = among(self.column("kind"), "decision")
         return is_decision & among(self.column("source"), "fallback") & ~valid(self.column("order"))
 
@@ -364,7 +364,7 @@ def verdicts_of(rows: LogRows) -> pa.Table:
 
 
 def _answered_alone(rows: LogRows, counts_ids: Flags) -> Flags:
-    """Which rows a node decided from known producer ids, without asking the store at all.
+    """True for each row that a node decided from known producer ids, without asking the store at all.
 
     The throttle factor also decides asks without the store, but it is no quota of ids.
     """
@@ -512,7 +512,7 @@ class BucketVerdicts(NamedTuple):
         return self._replace(begin=begin, end=end)
 
     def rows(self) -> Iterator[BucketRow]:
-        """Its verdicts, one after the other."""
+        """The verdicts of the bucket, one after the other."""
         applied = self.partition.applied
         for piece in self.pieces(("applied", *OF_ASK, *OF_VERDICT)):
             asks = zip(*(piece[name] for name in OF_ASK), strict=True)
@@ -522,7 +522,7 @@ class BucketVerdicts(NamedTuple):
 
 
 class Chunk(dict[str, list[Any]]):
-    """Verdicts by column, each made a list when it is needed; ``applied`` has numbers."""
+    """Verdicts by column. A column becomes a list when it is read; ``applied`` then has numbers of quotas."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -577,7 +577,7 @@ class VerdictPartition:
 
     @cached_property
     def charges(self) -> Flags:
-        """Which verdicts charged their usage (``BucketRow.is_charged``)."""
+        """True for each verdict that charged its usage (``BucketRow.is_charged``)."""
         mode, is_refused = (self._table.column(name).combine_chunks() for name in ("mode", "is_refused"))
         return among(mode, *CHARGING) & ~flags(is_refused)
 

@@ -45,7 +45,7 @@ KINDS: Final = (
 """The kinds of columns and fields, apart from lists and structs, which are compared by their parts."""
 
 _reading: list[Iterator[pa.RecordBatch]] = []
-"""In an executor: the rows of the partition that is being read."""
+"""The rows of the partition that an executor is reading."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A Spark session that stops at the end of the block.
 
-    The user's own settings win over our defaults: those given here over those of spark-defaults.conf.
+    The user's own settings win over our defaults: ``settings`` first, then spark-defaults.conf.
 
     Args:
         master: where to run; by default the master of the settings, else the cores of this machine.

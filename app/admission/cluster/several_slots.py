@@ -525,7 +525,7 @@ class _Ask:
     def write_reckoned(self) -> Generator[tuple[Phase, list[SlotPlan]], list[SlotResult], None]:
         """Write changes that a peek only computes: times moved back with a clock, and ended leases.
 
-        Otherwise each peek would take its own time for the last charge's, and the bucket would never age.
+        Otherwise each peek would restart the bucket's age at its own time, and the bucket would never age.
         """
         groups = []
         for group in self.all:

@@ -37,7 +37,7 @@ RENEWED_WITHIN_MS: Final = 250
 """A use needs no ask only if its renewal has at least this time until the layer dies."""
 
 PAUSED_MS: Final = 1_000
-"""For how long a bucket's uses are not renewed after the store had no room for one."""
+"""A bucket's uses are not renewed for this long after the store had no room for an id."""
 
 NEVER: Final = 2**63
 
@@ -51,7 +51,7 @@ class StoreTime:
 
     def __init__(self) -> None:
         self._ahead_ms: tuple[float, float] | None = None
-        """By how much the store's clock is ahead of the monotonic one, at least and at most."""
+        """The least and the most that the store's clock is ahead of the monotonic one."""
 
     def read(self, store_ms: int, sent_ms: float, received_ms: float) -> bool:
         """Note the store's time (its whole milliseconds) from a reply.
@@ -227,7 +227,7 @@ class KnownIds:
         closes_ms: int,
         now_ms: int,
     ) -> None:
-        """Note that the open layer of a bucket holds these ids.
+        """Remember ids that the open layer of a bucket holds.
 
         Args:
             closes_ms: when that layer closes, by the store.

@@ -19,7 +19,7 @@ Labels = tuple[str, ...]
 SHOWN: Final = 1_000
 """How many label sets of a gauge are shown; the others are combined as ``other``."""
 KEPT: Final = 4 * SHOWN
-"""How many label sets of a gauge are kept; at this number the least active are forgotten."""
+"""The most label sets of a gauge that are kept; for a new one the least active are forgotten."""
 OTHER: Final = "other"
 SLICE: Final = 500
 """How many gauges are copied at a time, which takes about half a millisecond."""

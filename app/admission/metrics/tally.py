@@ -24,7 +24,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], list[int]] = {}
-        """By quota and bucket: the weight, asks, and their throttle times in ms."""
+        """Weight, number of asks, and sum of their throttle times in ms, by quota and bucket."""
 
     def add(self, quota: str, bucket: str, throttle_ms: int) -> None:
         """Count an ask that a bucket throttled."""

@@ -28,7 +28,7 @@ MOST_THROTTLED: Final = 32
 """The most throttled buckets of a point, so that a day of them takes some megabytes at most."""
 
 Sums = dict[tuple[str, str], tuple[int, int]]
-"""By quota and bucket: asks, and their throttle times in ms."""
+"""The number of asks, and the sum of their throttle times in ms, by quota and bucket."""
 
 
 class Point(Struct, frozen=True):
@@ -96,7 +96,7 @@ class SummedSeries:
         self._late_ms = late_ms
         self._processes: dict[str, _Process] = {}
         self._waiting: dict[int, _Sum] = {}
-        """By point, counts that are not in a point yet."""
+        """Counts that are not in the series yet, by the point that they belong to."""
         self._carried: _Sum | None = None
         """The counts of points that a lost sample prevented."""
         self._lost: set[int] = set()

@@ -107,7 +107,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
         BucketResetBody, {"bucket": "type minLength description", "quota": "anyOf description"}, {}
     ),
 }
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _SHOWN: Final = {
     "buckets": [

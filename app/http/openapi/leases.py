@@ -20,7 +20,7 @@ from app.http.openapi.schema import (
 from app.http.problems import FieldError, ProblemError, overloaded, unprocessable
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(LeaseBody, LeaseRequestBody, SettledBody, SpentBody)
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _LEASE: Final = "rQ3lY2pWc0lGq2oT4mJ0Ww"
 _LONGEST: Final = 4_096

@@ -94,7 +94,7 @@ class OverviewBody(Struct):
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(OverviewBody)
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 
 _SHOWN: Final = {

@@ -242,7 +242,7 @@ COMPONENTS: Final[Mapping[str, Schema]] = {
     ),
     **components(EntityQuotasBody, ProblemBody),
 }
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _NAME: Final = r"(?:\*|(?:[A-Za-z0-9._~-]|%(?:[2-6][0-9A-F]|7[0-9A-E]))+)"
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"

@@ -50,7 +50,7 @@ class ShadowQuotasBody(Struct):
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(ShadowQuotasBody)
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _SHOWN: Final = {
     "entity": "user=*",

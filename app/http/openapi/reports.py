@@ -14,7 +14,7 @@ UNREADABLE: Final = "The folder of QUOTAGATE_REPORTS cannot be read."
 SLOW: Final = "Reading the folder of QUOTAGATE_REPORTS takes too long."
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(ReportListBody, ReportBody)
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _SUMMARY: Final = {
     "decisions": 100_000,

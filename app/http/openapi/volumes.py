@@ -152,7 +152,7 @@ class DrillWantedBody(Struct, forbid_unknown_fields=True):
 
 
 COMPONENTS: Final[Mapping[str, Schema]] = components(VolumesBody, PushedVolumesBody, DrillWantedBody)
-"""For ``components.schemas`` of the document, which a router cannot reach."""
+"""Schemas of the OpenAPI document (``components.schemas``) that no router can add."""
 
 _FULL: Final = {"broker": "2", "dir": "/data", "total_bytes": 10_737_418_240, "available_bytes": 104_857_600}
 _SHOWN: Final = {

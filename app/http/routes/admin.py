@@ -19,7 +19,7 @@ from app.store.port import StoreError
 
 
 class AdminRoute(APIRoute):
-    """A route whose 405 lists all methods of the path; Starlette's lists those of one route."""
+    """A route whose 405 lists all methods of the path; Starlette lists the methods of one route only."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse with the methods that this path takes."""

@@ -55,7 +55,7 @@ class ClientConnection:
         self.time_out: Callable[[], None] | None = None
 
     def request_received(self) -> None:
-        """Note that its first request (for HTTP, the head) has arrived: the deadline no longer applies."""
+        """Lift the first deadline: the first request (for HTTP, its head) has arrived."""
         self._connections.awaiting_request.pop(self, None)
 
     def late(self) -> None:

@@ -61,7 +61,7 @@ class RequestDeadline:
         return self.BODY_S + size / self.BODY_RATE
 
     def note_arrival(self) -> None:
-        """Note that a caller which is waited for has sent something."""
+        """Restart the idle time: the caller that the connection waits for has sent something."""
         if self._connection.idle_since < math.inf:
             self._connection.idle_since = self._loop.time()
 

@@ -176,7 +176,7 @@ class BodyRoute(HotRoute):
         """
 
     async def answered(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
-        """Return the answer to the whole body."""
+        """Read the whole body and return the answer; None if the caller has left."""
         head = head_of(scope)
         sender = self.identify(head)
         if scope["method"] != self.method:

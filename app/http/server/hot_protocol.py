@@ -68,8 +68,8 @@ class Outbox:
     """The answers of one iteration of the event loop, over all connections of a process.
 
     Each write wakes its receiver. A receiver on this host, or a proxy with many connections, is woken once if
-    the answers follow each other closely. With pauses between them it goes to sleep in each, and waking it
-    costs this process about a fifth of a decision.
+    the answers follow each other closely. If the answers come with pauses, the receiver sleeps between them,
+    and each wake-up costs this process about a fifth of a decision.
 
     Args:
         failed: called for each answer that could not be written.
@@ -358,7 +358,7 @@ class HotProtocol(asyncio.Protocol):
     # Events of the parser
 
     def on_headers_complete(self) -> None:
-        """Note that the head is complete."""
+        """Ask the parser, once the head is complete, whether the connection is kept open."""
         self._keeps_alive = self._parser.should_keep_alive()
 
     # Reading

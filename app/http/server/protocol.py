@@ -462,7 +462,7 @@ class Protocol(PeerProtocol):
                 continue
             if self._in_head:
                 self._head_size_at_most += len(data)
-                if self._begun == begun:  # all of it belongs to one head
+                if self._begun == begun:  # the data is part of one head
                     self._head_size += len(data)
                 if self._head_size > MAX_HEAD:
                     self._end(TOO_LARGE)

@@ -28,10 +28,10 @@ NAMES: Final = ("ENTITY", "FROM", "BUCKET", "NAME")
 MIN_WIDTH: Final = 12
 GAP: Final = 2
 MIN_COLUMNS: Final = 72
-"""In a narrower terminal, the terminal wraps the lines, so no number is cut."""
+"""The least width of a table, in columns: a narrower terminal wraps the lines, so no number is cut."""
 
 ALL_DIGITS: Final = 100
-"""From this number on, all digits before the point are shown, and none behind it."""
+"""Numbers from this one on are shown with all digits before the point, and none behind it."""
 
 Output = Literal["table", "json", "yaml"]
 """The format of an answer."""

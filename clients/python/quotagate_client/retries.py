@@ -1,4 +1,4 @@
-"""Which failed calls are repeated, and after how long."""
+"""Decides whether a failed call is repeated, and after how long."""
 
 from __future__ import annotations
 

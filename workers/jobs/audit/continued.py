@@ -39,7 +39,7 @@ class _Scaled:
         self._progress, self._done = progress, 0.0
 
     def advance(self, share: float) -> None:
-        """Note that a further share is done."""
+        """Count a further share as done."""
         part = share * WHOLE / (WHOLE + COMPARE)
         self._done += part
         self._progress.advance(part)

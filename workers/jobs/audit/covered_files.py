@@ -213,7 +213,7 @@ def _seal(url: str, key: bytes, task: tuple[str, Known]) -> Sealed:
 
 
 def _known(table: pa.Table, known: Known) -> Flags:
-    """Which rows are known."""
+    """True for each row that is known."""
     batch = LogRows(table).column("batch")
     places = integers(LogRows(table).column("place"))
     code, found = integers(batch.indices), np.zeros(table.num_rows, bool)

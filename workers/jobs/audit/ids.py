@@ -142,7 +142,7 @@ class IdsJudge:
             found.differs(row, judgement)
 
     def _judge_renewal(self, row: BucketRow, charge: BucketCharge, found: BucketFindings) -> None:
-        """Judge whether the ids that a node wrote again were known, up to a second before."""
+        """Judge a renewal: its ids must have been known to the store, now or within the last second."""
         earlier = replace(charge, now_ms=charge.now_ms - UNNOTICED_MS)
         is_right = all(self._certainty(each, charge)[0] for each in charge.spreads)
         is_wrong = any(self._certainty(each, earlier)[1] for each in charge.spreads)
@@ -171,7 +171,7 @@ class IdsJudge:
         self.admitted, self.is_loaded = AdmittedAmounts(), False
 
     def load(self) -> None:
-        """Note that a backfill was loaded into the bucket; the log does not have its content."""
+        """Mark the bucket as loaded by a backfill, whose content is not in the log."""
         self.is_loaded = True
 
     def _empty(self) -> None:

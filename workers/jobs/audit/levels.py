@@ -158,7 +158,7 @@ class LevelJudge:
         self.admitted = AdmittedAmounts()
 
     def load(self) -> None:
-        """Note that a backfill was loaded into the bucket; the log does not have its content."""
+        """Mark the bucket as loaded by a backfill, whose content is not in the log."""
         self.is_loaded = True
 
     def _admit(self, row: BucketRow, lapsed: Holds, tally: BucketTally) -> None:

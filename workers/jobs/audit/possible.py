@@ -39,7 +39,7 @@ MOST_SAMPLES: Final = 1_000
 
 
 def impossible(rows: LogRows) -> Flags:
-    """Which rows no node can have written."""
+    """True for each row that no node can have written."""
     mode = rows.column("mode")
     odd = ~among(rows.column("kind"), *KINDS) | (valid(mode) & ~among(mode, *MODES))
     odd[rows.of_row[_impossible_verdicts(rows)]] = True

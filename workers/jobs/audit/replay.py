@@ -54,12 +54,12 @@ class ReplayRules:
 
 
 class Kept(NamedTuple):
-    """What a later audit needs of a partition.
+    """The results of a partition that a later audit needs.
 
     Attributes:
         findings: the findings in settled rows, as ``bucket_findings.SCHEMA``.
         replays: the replay of each bucket up to its last settled row, as ``REPLAYS``.
-        verdicts: the rows after these, and those of ``verdicts.COUNTING``.
+        verdicts: the rows after the settled ones, and the rows of ``verdicts.COUNTING``.
     """
 
     findings: pa.Table
@@ -68,7 +68,7 @@ class Kept(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """The findings in the buckets of a partition, without those in ``kept``."""
+    """The findings in the buckets of a partition, without the findings in ``kept``."""
 
     findings: pa.Table
     kept: Kept | None

@@ -276,7 +276,7 @@ VERDICT_WORDS: Final = ("quota", "algorithm", "enforcement", "outcome", "reason"
 
 
 def verdict_words(columns: Columns) -> Places:
-    """The words of a verdict go together, and with those of its row."""
+    """The words of a verdict fit each other and the words of its row."""
 
     def holds(waits: bool, charges: bool, refreshes: bool, *words: Any) -> bool:
         verdict = _VERDICT._replace(
@@ -369,7 +369,7 @@ VERDICT_RULES: Final[tuple[Callable[[Columns], Places], ...]] = (waits, usages, 
 
 
 def _one_batch(rows: pa.Table | pa.RecordBatch) -> pa.RecordBatch:
-    """The checked columns in one batch."""
+    """The columns that the rules read, as one record batch."""
     table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     (batch,) = table.select(DecisionRow._fields).combine_chunks().to_batches() or [_EMPTY]
     return batch

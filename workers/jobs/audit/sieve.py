@@ -119,8 +119,8 @@ def confirm(
 
     Args:
         pieces: the rows of the bucket, in any number of pieces: a large bucket need not fit in memory.
-        quotas: quotas as rows describe them (``BucketRow.as_quota``); those of other buckets are ignored.
-        judge: has the state before these rows; by default that of an empty bucket. Afterwards it has the
+        quotas: quotas as rows describe them (``BucketRow.as_quota``); quotas of other buckets are ignored.
+        judge: has the state before these rows; by default an empty bucket's. Afterwards it has the
             state that the judge itself would leave, except for ``LevelJudge.before`` and ``written``, which
             only explain losses; after None it is of no use.
     """

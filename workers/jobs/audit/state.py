@@ -87,19 +87,19 @@ class _Counts(msgspec.Struct):
 
 @dataclass(slots=True)
 class AuditState:
-    """What an audit found in the files of a log, and what it needs to go on.
+    """The findings of an audit in the files of a log, and the state that its next run needs.
 
     Attributes:
         files: the files of the log that were read, by their path within the log.
         key: of the rows' digests.
         overview: the batches of these files.
-        scanned: what their rows say by themselves.
+        scanned: counts and findings of single rows.
         twice: the identities of rows in two versions.
         log_from_ms: when the log begins, if buckets may be older than it.
         hours_removed: how many hours, which earlier audits read, are no longer in the log.
         findings: the findings in the rows that the replays have passed.
         replays: the replays of the buckets.
-        verdicts: the rows that they have not passed, and those that count for later ones.
+        verdicts: the rows that the replays have not passed, and the rows that count for later ones.
     """
 
     files: dict[str, LogFile] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class AuditState:
     verdicts: pa.Table = field(default_factory=VERDICTS.empty_table)
 
     def judge_by(self, log_from_ms: int | None) -> None:
-        """Note when the log begins, if buckets may be older than it.
+        """Set when the log begins; buckets may be older than the log.
 
         Raises:
             LateRowsError: earlier audits judged by another beginning.

@@ -80,7 +80,7 @@ class UncertainRate:
 
 
 class ObservedUnits(NamedTuple):
-    """The units that a bucket showed in a row, and the window of the measurement."""
+    """The units that a bucket showed in one row of the log, and the window of the measurement."""
 
     units: float
     window_ms: int

@@ -57,7 +57,7 @@ class Source(Protocol):
     """A log or a history."""
 
     def states(self, runner: Runner, at_ms: int | None, max_ids: int) -> States:
-        """The content of buckets at a moment; None is the time of the last row."""
+        """The content of buckets at ``at_ms``; if it is None, at the time of the last row."""
 
 
 class Written(NamedTuple):

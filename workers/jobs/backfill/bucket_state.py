@@ -26,7 +26,7 @@ Subject = tuple[str, str, str | None]
 
 
 class Write(NamedTuple):
-    """What a verdict wrote to its bucket.
+    """A write of a verdict to its bucket.
 
     Attributes:
         quota: the quota as it applied.

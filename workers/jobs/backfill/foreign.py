@@ -85,11 +85,11 @@ class History:
 
     @property
     def rows(self) -> int:
-        """About how many uses it has."""
+        """The approximate number of uses in the history."""
         return sum(task.rows for task in self.tasks)
 
     def states(self, runner: Runner, at_ms: int | None, max_ids: int) -> States:
-        """The content of the producer-id buckets at a moment; None is the time of the last use.
+        """The content of the producer-id buckets at ``at_ms``; if it is None, at the time of the last use.
 
         Raises:
             JobError: a file or a value is invalid, or no use is in the period.

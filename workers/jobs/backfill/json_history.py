@@ -197,7 +197,7 @@ def _text(value: object) -> str | None:
 
 
 def _unusable(values: Sequence[object], texts: Sequence[str | None]) -> Flags:
-    """Which values are there, but have no text."""
+    """True for each value that is not null and has no text."""
     pairs = zip(values, texts, strict=True)
     return np.array([text is None and value is not None for value, text in pairs], bool)
 

@@ -117,7 +117,7 @@ class ParquetTask:
 
 
 def parquet_tasks(file: HistoryFile, columns: HistoryColumns) -> list[ParquetTask]:
-    """The row groups of a file, together while they have few rows.
+    """Tasks of the row groups of a file; a task has several small ones.
 
     Raises:
         JobError: the file is no Parquet, or a column is missing or has another type.

@@ -22,7 +22,7 @@ class Demand:
     """The needs of one entity for one quota key.
 
     Attributes:
-        entity: as it is spelled; a name that no entity can have, such as a network, is that of its bucket.
+        entity: as it is spelled; where no entity can have the name (a network), the name of the bucket.
         needs: the number of asks by the limit that they needed, which may be a fraction of a whole limit.
         asks: their number.
         usage: the sum, in units of the limit; for producer ids, the number of new ids.
@@ -89,7 +89,7 @@ class Demands:
 
     Attributes:
         by_key: the demand of each entity, by quota key.
-        asks: how many asks could be charged: those in modes admit and record.
+        asks: how many asks could be charged: all in modes admit and record.
         uncovered: how many of them no quota key of ``by_key`` limits.
         refused: how many of them the quotas of the log refused; their callers may have asked again.
     """

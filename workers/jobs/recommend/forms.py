@@ -1,7 +1,7 @@
 """The forms of the quotas that are recommended: all their fields but the limit.
 
-A form is that of the default quota of the log, so that the buckets of a running deployment keep their
-history, and else that of the deployment's defaults.
+A form is taken from the default quota of the log, so that the buckets of a running deployment keep their
+history. Without such a quota, the deployment's defaults give the form.
 """
 
 from __future__ import annotations

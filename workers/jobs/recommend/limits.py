@@ -31,7 +31,7 @@ MANY: Final = 0.95
 """The share of entities that the default is for."""
 
 PEERS: Final = 15
-"""With so many entities of nearest traffic an entity is compared."""
+"""The number of entities that an entity is compared with: those of nearest traffic."""
 
 GROWTH: Final = 0.75
 GROWTH_OF: Final = {PRODUCER_IDS_RATE: 0.5, CONNECTION_CREATION_RATE: 0.0}
@@ -39,7 +39,7 @@ GROWTH_OF: Final = {PRODUCER_IDS_RATE: 0.5, CONNECTION_CREATION_RATE: 0.0}
 has flatter bursts, and comes from the same producers. Connections are no excuse for more connections."""
 
 FEWEST_PEERS: Final = 3
-"""With fewer others nobody is an outlier by its peers."""
+"""The fewest peers: an entity with fewer is no outlier by comparison."""
 
 ABNORMAL: Final = 5.0
 ABNORMAL_IDS: Final = 10.0
@@ -66,7 +66,7 @@ LOOPING_POWER: Final = math.log(ABNORMAL_IDS / LOOPING_IDS, LOOPING_IDS_OF_AN_AS
 
 MANY_IDS: Final = 100
 MANY_IDS_OF_AN_ASK: Final = 0.25
-"""Of so many new ids in all, and so many late with an ask, no behaviour of peers is an excuse."""
+"""An entity with so many new ids, and so many late ones per ask, is an outlier whatever its peers do."""
 
 LEAST_COMPARED: Final = {CONNECTION_CREATION_RATE: 0.4}
 """Smaller needs do not differ in a comparison. Needs are compared as rates: of whole limits, most addresses
@@ -136,7 +136,7 @@ class Outlier(NamedTuple):
 
     @property
     def times_typical(self) -> float | None:
-        """Its need in those of its peers."""
+        """Its need, as a multiple of the typical need of its peers."""
         return None if self.typical is None else self.need / self.typical
 
 
@@ -167,7 +167,7 @@ def recommended(
 
     Args:
         demands: of each entity, by quota key.
-        defaults: the default entity of each quota key; its type is that of all its entities.
+        defaults: the default entity of each quota key; all entities of the key have its type.
     """
     found = [
         _Judged.of(key, defaults[key], demands[key].values(), basis) for key in defaults if key in demands

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from workers.jobs.whatif.compared import World
 
 NAMED: Final = 10
-"""How many outliers are printed, and in the file; the table has all."""
+"""The most outliers that the console and the file name; the table has all."""
 
 
 def quotas(made: Recommendation) -> str:

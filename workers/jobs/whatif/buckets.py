@@ -1,7 +1,7 @@
 """Buckets for replays: the arithmetic of ``app.domain``, without an object for each charge.
 
 A replay asks hundreds of millions of buckets, so the common case is repeated here in plain loops, as the
-store's script repeats it. Whatever is rare goes to the bucket of ``app.domain.oracle``: waits under deny,
+store's script repeats it. Rare cases go to the bucket of ``app.domain.oracle``: waits under deny,
 leases, undone charges, and ids that are new or due for a refresh. ``tests/jobs/test_buckets.py`` holds the
 two to each other.
 
@@ -132,7 +132,7 @@ class Rate:
         return self.domain().shows(form.charge(0.0, now_ms, at_ms))
 
     def shown(self, form: QuotaForm, at_ms: int) -> float:
-        """What the bucket observes, without leases."""
+        """The observed value of the bucket, without leases."""
         now_ms = at_ms if at_ms >= self.newest_ms else self.newest_ms  # noqa: FURB136  faster
         lasts = self.lasts
         horizon = now_ms - form.span_ms

@@ -11,12 +11,12 @@ from workers.jobs.whatif.rows import LoggedAsk
 
 @dataclass(slots=True)
 class World:
-    """What came of a principal's asks, or of all, under one set of quotas.
+    """The results of a principal's asks, or of all asks, under one set of quotas.
 
     Attributes:
         decisions: the number of asks by decision; an ask that came again counts by its last answer.
         usage: the admitted usage by field; ``producer_ids`` are new ids.
-        wait_ms: the sum of all waits that were answered, and of those in queues.
+        wait_ms: the sum of all waits that were answered, and of all waits in queues.
         gave_up: refused asks that their callers gave up while they waited.
         retries: how often asks came again.
         refused_by, delayed_by: the number of these asks by the key of the quota that decided.

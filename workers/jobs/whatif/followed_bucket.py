@@ -36,7 +36,7 @@ def is_equal(shown: float, expected: float) -> bool:
 
 @dataclass(slots=True, eq=False)
 class FollowedBucket:
-    """A bucket as the log leaves it.
+    """The state of a bucket that follows from the rows read so far.
 
     Attributes:
         is_seen: the log has had an ask for it.
@@ -69,7 +69,7 @@ class FollowedBucket:
         self.charges.clear()
 
     def begin_doubt(self, cause: Cause, at_ms: int) -> None:
-        """Note that the state does not follow from the log; the first cause is kept."""
+        """Mark the state as not following from the log; the cause of an earlier mark is kept."""
         if self.doubt is None:
             self.doubt = cause
             self.charges.clear()

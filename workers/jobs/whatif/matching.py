@@ -1,4 +1,4 @@
-"""Which quotas apply to the callers of a log, by their names: ``app.domain.ladder``, for all keys at once."""
+"""Finds the quotas that apply to a caller of a log: ``app.domain.ladder``, for all keys at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.jobs.whatif.quota_form import QuotaForms
 from workers.jobs.whatif.rows import LoggedCaller
 
 WIDEST: Final = (REQUEST_RATE, MAX_CONNECTION_CREATION_RATE)
-"""Keys whose ladders are those of all keys."""
+"""Two keys whose ladders together are the ladders of all keys."""
 
 
 class Match(NamedTuple):
@@ -29,7 +29,7 @@ class QuotaMatcher:
     def __init__(self, quotas: Quotas, rules: MatchingRules) -> None:
         self._rules = rules
         self._set_on: dict[Entity, list[tuple[int, QuotaForms]]] = {}
-        """By entity, the quotas with the places of their keys among all keys."""
+        """The quotas of each entity, with the places of their keys among all keys."""
         for place, key in enumerate(KEYS):
             for entity, quota in quotas.get(key, {}).items():
                 self._set_on.setdefault(entity, []).append((place, QuotaForms(quota)))

@@ -181,7 +181,7 @@ def _charts(report: WhatIfReport, touched: list[tuple[str, Compared]]) -> Iterab
 
 
 def _most_changed(compared: Compared) -> str | None:
-    """The quota key whose number of refused asks changed most; of several, that of delayed ones."""
+    """The quota key whose number of refused asks changed most; the number of delayed asks breaks a tie."""
     before, after = _worlds(compared)
     keys = sorted(
         key

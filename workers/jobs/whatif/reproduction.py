@@ -1,11 +1,11 @@
 """Replays a log under its own quotas, and compares: a log that does not reproduce itself is no basis.
 
-The quotas are those of the verdicts, not those of the logged changes. A verdict names the quota with all its
+The quotas come from the verdicts, not from the logged changes. A verdict names the quota with all its
 fields, the entity and the bucket, as the node resolved them; a change holds the definition alone, without the
 deployment's defaults, and the log may begin after it.
 
 Each ask is judged on the state that the log's own charges leave, so a wrong answer changes no later one.
-After each ask the bucket is compared with what it showed, and goes on from that (``followed_bucket``).
+After each ask the bucket is compared with the logged state, and goes on from it (``followed_bucket``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Example(NamedTuple):
 
 @dataclass(slots=True)
 class Reproduction:
-    """What came of replaying a log under its own quotas.
+    """The result of replaying a log under its own quotas.
 
     Attributes:
         decisions: all decisions that were compared.
@@ -116,7 +116,7 @@ class ReproductionCheck:
         self._is_sequential = sequential
         self._causes = CauseFinder(is_whole)
         self._buckets: dict[tuple[str, str], dict[tuple[object, ...], FollowedBucket]] = {}
-        """By quota key and name, and then by the quota's identity: another one starts an empty bucket."""
+        """Buckets by quota key and name, then by the quota's identity: a new identity has an empty bucket."""
         self._has_admitted = False
         self._has_charges = False
         self._lead_in_differs = False

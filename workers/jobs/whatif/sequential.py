@@ -1,4 +1,4 @@
-"""Delays where those of requests are measured after those of bytes (KIP-124's own text)."""
+"""Delays where request quotas are measured at the end of the byte delay (KIP-124's own text)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sequential(
     """The answers of the buckets of an ask, and the delay that they add up to if none refuses it.
 
     Args:
-        measured: which delays count as those of bytes; default: all.
+        measured: whether each bucket was measured, so that its delay counts as a byte delay; by default all.
     """
     answers = [bucket.ask(form, usage, at_ms, ids) for bucket, form, usage, _ in parts]
     byte_delay = max(

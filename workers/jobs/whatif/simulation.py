@@ -41,7 +41,7 @@ from workers.jobs.whatif.sequential import sequential
 RULES: Final = MatchingRules()
 
 MOST_SERIES: Final = 4_096
-"""Of so many principals a chart may be drawn; a series takes as much memory as its slices of time."""
+"""The most principals with a series for a chart; a series takes as much memory as its slices of time."""
 
 APART: Final = "apart"
 
@@ -297,7 +297,7 @@ class Simulation:
             self._after(plan, ask, rank, wait, limiting)
 
     def _ask_queued(self, pending: _Pending, at_ms: int) -> None:
-        """Decide the ask in front of a queue, whose caller waits if it must."""
+        """Decide the first ask of a queue; if it is throttled, it waits or is given up."""
         queue, ask, patience = pending.queue, pending.ask, self._how.patience_ms
         assert queue is not None
         plan = ask.caller.plan

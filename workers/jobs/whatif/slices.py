@@ -5,8 +5,8 @@ encodes them as plain columns, in slices. ``RowDecoder`` makes asks of the slice
 ``in_order`` gives the slices of all tasks. Tasks whose spans of time overlap are held encoded meanwhile, with
 one decoded slice of each.
 
-Columns are decoded as a whole, since row by row would take longer than the replay itself. Whatever repeats,
-such as quotas and callers, becomes one object for each distinct combination.
+Columns are decoded as a whole, since row by row would take longer than the replay itself. Repeated values,
+such as quotas and callers, become one object for each distinct combination.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def _places(rows: LogRows, *, by_store: bool) -> Numbers:
 def _encoded_rows(
     rows: LogRows, places: Numbers
 ) -> tuple[list[bool], tuple[Any, ...], list[tuple[Any, ...]]]:
-    """Which rows have verdicts, the columns of those, and the others one by one."""
+    """Whether each row has verdicts, the columns of the rows that do, and the other rows one by one."""
     has_verdicts = np.array([kind in WITH_VERDICTS for kind in _texts(rows.column("kind"))], bool)
     changes: list[tuple[Any, ...]] = []
     if not has_verdicts.all():
@@ -455,9 +455,9 @@ def _combined(parts: list[Numbers]) -> tuple[Numbers, Numbers]:
 
 
 def _usage(usages: pa.MapArray) -> tuple[Numbers, tuple[Numbers, Numbers]]:
-    """Which fields each usage has, as bits; and the amounts of these, in the order of ``USAGE_FIELDS``.
+    """The fields of each usage as bits, and the amounts of these fields, in the order of ``USAGE_FIELDS``.
 
-    The amounts are flat, with the place where those of each row begin, and the last ones end.
+    The amounts are flat, with the place where each row's amounts begin, and where the last ones end.
     """
     offsets = np.asarray(usages.offsets)
     names, items = (each[offsets[0] : offsets[-1]] for each in (usages.keys, usages.items))

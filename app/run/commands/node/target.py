@@ -46,7 +46,7 @@ NAMES: Final = ("url", "key", "key_file", "ca_file", "cert_file", "cert_key_file
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """For a node with TLS: the trusted CA, if not the system's, and the client certificate with its key."""
+    """The files for a node with TLS: the CA, if not the system's, and the client's certificate and key."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -159,7 +159,7 @@ def _kept_key(path: Path) -> str | None:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL leads to loopback: it gets this machine's admin key, and is never asked by proxy."""
+    """Whether a URL leads to loopback: a node there gets this machine's admin key, and no proxy is used."""
     import httpx
 
     try:

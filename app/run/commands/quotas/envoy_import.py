@@ -52,9 +52,9 @@ def import_envoy(
 ) -> None:
     """Turn a configuration of envoyproxy/ratelimit into quotas.yaml and mapping.yaml.
 
-    What cannot be taken is listed with the reason, and whether the result is looser or stricter; the rest is
-    written all the same. The exit code is 1 if a limit is lost or looser. No node is asked: the quotas are
-    applied by `quotas apply`, and QUOTAGATE_ENVOY_MAPPING names the mapping.
+    Parts that cannot be imported are listed with the reason, and whether the result is looser or stricter;
+    the rest is written all the same. The exit code is 1 if a limit is lost or looser. No node is asked: the
+    quotas are applied by `quotas apply`, and QUOTAGATE_ENVOY_MAPPING names the mapping.
 
     \b
     Examples:

@@ -125,7 +125,7 @@ def _chosen(found: Mapping[str, Any], keys: Sequence[str] | None) -> list[Shadow
     """The shadow quotas to promote.
 
     Raises:
-        CommandError: the entity has no shadow quota, or none of a key.
+        CommandError: the entity has no shadow quota, or lacks one of the named keys.
     """
     shadows = {shadow["quota"]: shadow for shadow in found["shadows"]}
     if not shadows:
@@ -243,9 +243,9 @@ def _screen(reads: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 
 
 def rates(reads: Sequence[Mapping[str, Any]], quota: str, count: Callable[[Shadow], int]) -> dict[int, float]:
-    """What was added a second between two reads, by the number of the later one times ``STEP_MS``.
+    """The counts per second between two reads, by the number of the later read times ``STEP_MS``.
 
-    There is nothing where a quota was not in shadow at both, or changed in between.
+    A pair of reads is left out if the quota was not in shadow at both, or changed in between.
     """
     found = {}
     for place, (before, after) in enumerate(pairwise(reads), 2):
