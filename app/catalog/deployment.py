@@ -17,7 +17,7 @@ async def agree_on_secret(database: Sql, given: bytes | None) -> bytes:
     """The deployment's hash secret: from the settings, if it has the catalog's fingerprint, or the catalog.
 
     Raises:
-        SecretMismatchError: this node has another one, or none although the deployment was given one.
+        SecretMismatchError: this node has another secret, or none although the deployment was given one.
     """
     offered = token_bytes(32) if given is None else given
     agreed, kept = await database.agree(
@@ -41,7 +41,7 @@ async def agree_on_debt(database: Sql, mine_ms: int) -> None:
     """Check that this node has the same longest debt as the deployment, whose first node sets it.
 
     Raises:
-        DebtMismatchError: it has another one; the text gives the remedy.
+        DebtMismatchError: the deployment has another value; the text gives the remedy.
     """
     (agreed_ms,) = await database.agree(max_debt_ms=mine_ms)
     if mine_ms != agreed_ms:

@@ -57,7 +57,7 @@ pings, settings, window updates, priorities, and empty or unknown frames, whatev
 FRAMES_PER_S: Final = 50
 FRAMES_OF_A_CALL: Final = 32
 LARGE_DATA: Final = 256
-"""A DATA frame with so many bytes is not counted: the size of requests is bounded elsewhere."""
+"""The size from which a DATA frame is not counted: the size of requests is bounded elsewhere."""
 FRAMES_AT_A_TIME: Final = 16
 """Frames that are parsed before another connection has its turn."""
 PARSING_S: Final = 0.002

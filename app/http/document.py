@@ -149,7 +149,7 @@ def _add_long_target(item: Schema) -> None:
 
 
 def _restore_nulls(operation: Schema, route: APIRoute) -> None:
-    """Put bodies back as the routes give them: FastAPI drops every null, also in examples."""
+    """Put bodies back as the routes give them: FastAPI drops every null, even in examples."""
     for status, answer in route.responses.items():
         if "content" in answer:
             operation["responses"][str(status)]["content"] = answer["content"]

@@ -456,5 +456,5 @@ def _not_json(error: Exception) -> ProblemError:
 READY: Final = {
     id(decision): _ENCODER.encode(_decision(decision)) for decision in (*ADMITTED, ADMITTED_ALONE)
 }
-"""The encoded decisions on ordinary asks that were admitted, by the ``id`` of the decision. These decisions
-live as long as the process, so no other object gets such an id."""
+"""The JSON of the constant decisions that admit an ordinary ask, by Python's ``id`` of the decision. These
+objects live as long as the process, so no other object gets such an id."""

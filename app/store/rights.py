@@ -12,7 +12,7 @@ RIGHTS: Final = text("rights")
 """Finds which commands are not allowed. Unlike ACL DRYRUN it needs no right but EVAL."""
 
 PATTERN: Final = f"~{PREFIX}:*"
-"""All keys, also on a cluster."""
+"""All keys, even on a cluster."""
 
 _KEY: Final = f"{PREFIX}:rights"
 """No command here is carried out, so there is never such a key."""

@@ -56,7 +56,7 @@ class ShadowCounts:
 
         Args:
             node: the name of the process, of this start alone.
-            batch: the number of the batch; each is larger than the one before.
+            batch: the number of the batch; each number is larger than its predecessor.
             counts: at most ``MOST``.
 
         Returns:

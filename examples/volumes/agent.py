@@ -164,7 +164,7 @@ class Agent:
         raise AwayError("no node took the push")
 
     def _say(self, status: object, text: str, level: int = logging.INFO) -> None:
-        """Log a status that differs from the one before."""
+        """Log a status that differs from the previous one."""
         if status != self._said:
             self._said = status
             LOG.log(level, text)

@@ -38,7 +38,7 @@ SHOWN: Final = 20
 """The most batches, nodes, and rows in two versions that a report names; all are counted."""
 
 EDGE_MS: Final = 60_000
-"""The longest time between rows of one batch: near an hour's start, some may be in the hour before."""
+"""The longest time between rows of one batch: near an hour's start, some rows may be in the previous hour."""
 
 AS_WRITTEN: Final = tuple(name for name in LOG.names if name not in ADDED)
 """The columns by which two rows of one identity are compared: a newer writer may repeat a batch with more."""

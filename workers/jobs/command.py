@@ -61,7 +61,7 @@ class Driver(Protocol):
     def runner(
         self, arguments: argparse.Namespace, progress: Progress, rows: int
     ) -> AbstractContextManager[Runner]:
-        """A runner for a job that reads about so many rows."""
+        """A runner for a job that reads about ``rows`` rows."""
 
     def explain(self, _error: Exception, /) -> str | None:
         """The cause of an error of the driver, for people; None if the error is not the driver's."""

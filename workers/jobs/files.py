@@ -42,8 +42,8 @@ SHOWN_LETTERS: Final = 12
 TASKS: Final = 128
 FEWEST_ROWS: Final = 60_000
 MOST_ROWS: Final = 500_000
-"""A log has about so many tasks, each with so many rows: enough to make its start cheap, and few enough that
-its verdicts fit in memory."""
+"""The usual number of tasks for a log, and the bounds of a task's rows: enough to make its start cheap, and
+few enough that its verdicts fit in memory."""
 
 FooterCheck = Callable[[str, pq.FileMetaData], None]
 """Checks a file by its name and footer; raises JobError or BadFileError."""

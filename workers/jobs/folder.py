@@ -31,7 +31,7 @@ ROWS_OF_A_GROUP: Final = 65_536
 CLAIM: Final = "claim"
 CLAIMED_EVERY_S: Final = 1.0
 ABANDONED_S: Final = 10.0
-"""A claim that did not change for so long was left by a run that was killed; a busy run is never so late."""
+"""The age from which an unchanged claim was left by a killed run; a busy run renews its claim earlier."""
 
 SETTLED_S: Final = 0.2
 """How long a run waits before it looks whether its claim is still its own: two may have begun together."""

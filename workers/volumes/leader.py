@@ -149,7 +149,7 @@ class Observer:
         self._log_change(f"{state.trouble}; {state.reason}" if state.trouble else f"complete: {known}")
 
     def _log_change(self, status: str) -> None:
-        """Log a status that differs from the one before."""
+        """Log a status that differs from the previous one."""
         if status != self._status:
             self._status = status
             log.info("volumes observed", status=status)

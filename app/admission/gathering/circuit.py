@@ -40,7 +40,7 @@ EXAMINE_EVERY_S: Final = 5.0
 """How often a working store is examined, to find a fault before an ask does."""
 
 SETTLED_S: Final = 1.0
-"""After working for so long, the store counts as recovered: the next failure is examined at once."""
+"""The time of work after which the store counts as recovered: the next failure is examined at once."""
 
 PAUSES_S: Final = (0.05, 0.1, 0.25)
 """The pauses before the examinations that follow a failed one; the last pause is repeated."""

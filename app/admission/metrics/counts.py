@@ -29,7 +29,7 @@ ASKS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 
 class Histogram(Struct):
-    """How many values lie between each bound and the one before; the last count is for larger values."""
+    """How many values lie between each bound and the previous one; the last count is for larger values."""
 
     bounds: tuple[float, ...]
     counts: list[int]

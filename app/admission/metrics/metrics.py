@@ -45,7 +45,7 @@ KEEP_EVERY_S: Final = 30.0
 QUIET_S: Final = 120.0
 """A gauge without an update for this long disappears; so does a mean without a throttle time."""
 GONE_S: Final = 5.0
-"""A process that has not written its counts for so long is gone: its store and catalog state is ignored."""
+"""The age of counts from which their process counts as gone: its store and catalog state is ignored."""
 WRITE_EVERY_S: Final = 1.0
 PAUSE_FACTOR: Final = 3.0
 """The pause after rendering a page, as a multiple of the time that it took."""

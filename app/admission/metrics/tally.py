@@ -2,7 +2,7 @@
 
 The rule is Misra and Gries' (1982): each bucket has a weight, which an ask raises by one. A new bucket that
 finds no room lowers all weights by one, and those at 0 leave. So a bucket with more than 1 in ``KEPT`` of
-all throttled asks is always there, also if a caller asks under a new name each time. An ask costs constant
+all throttled asks is always there, even if a caller asks under a new name each time. An ask costs constant
 time on average, since each lowering was paid for by an ask that raised the weight.
 
 The counts of a bucket are true from when it came in. With at most ``KEPT`` buckets they are all there is.

@@ -27,7 +27,7 @@ LATE_MS: Final = {"second": 1_500, "minute": 5_000}
 KEPT_S: Final = 1.0
 """How long a node keeps the sums before it reads again."""
 GONE_MS: Final = 15_000
-"""A process without a sample for so long is not shown any more."""
+"""The age of its last sample from which a process is not shown any more."""
 BACK_MS: Final = 60_000
 """If the store's clock went back by more, it began its series anew, and so does the node."""
 

@@ -30,7 +30,7 @@ EVERY_S: Final = 1.0
 SPREAD_S: Final = 0.5
 """Processes publish within this part of each second."""
 MOST_IN_MINUTE: Final = 60 * MOST_BUCKETS
-"""The most throttled buckets that are added up for a minute, also if the store answers no sample."""
+"""The most throttled buckets that are added up for a minute, even if the store answers no sample."""
 
 log: Final = structlog.get_logger("quotagate")
 
@@ -83,7 +83,7 @@ class Publisher:
         """The store's time minus the clock; None before the first reply."""
         self._is_first, self._is_first_minute = True, True
         self._minute: int | None = None
-        """The minute until which the newest sample of the series by the minute counts."""
+        """The minute whose end the last published sample of the minute series has reached."""
         self._task: asyncio.Task[None] | None = None
         self._is_warned = False
 

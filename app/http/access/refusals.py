@@ -7,9 +7,9 @@ from typing import Final
 import structlog
 
 AT_ONCE: Final = 10.0
-"""The burst of log lines."""
+"""How many lines may be logged at once."""
 RATE: Final = 1.0
-"""Lines per second after the burst; the metric counts all refusals."""
+"""How many lines a second may be logged after these; the metric counts all refusals."""
 
 log = structlog.get_logger("quotagate.access")
 

@@ -89,7 +89,7 @@ def router(
 def _entity(scope: Scope) -> Entity:
     """Return the entity of the raw path, decoded once, so that ``user=*`` and ``user=%2A`` differ.
 
-    Generated clients escape a whole path segment, also the ``=``: a segment without one is decoded first.
+    Generated clients escape the ``=`` too: a segment without one is decoded first.
     """
     Parameters(scope["query_string"]).check()
     raw = scope["raw_path"].decode("utf-8", "surrogateescape")

@@ -290,7 +290,7 @@ def _limit_buffers(listener: socket.socket) -> None:
 
 
 def _drop_starting(connection: ClientConnection, sock: socket.socket, task: asyncio.Task[None]) -> None:
-    """Close a connection whose protocol is being made, also if the task has not begun.
+    """Close a connection whose protocol is being made, even if the task has not begun.
 
     If uvloop has the socket, uvloop closes it when the handshake fails. A handshake cannot be cancelled just
     before its first step; the shutdown makes it fail.

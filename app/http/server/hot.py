@@ -99,7 +99,7 @@ class HotRoute(abc.ABC):
             await _send(answer, send)
 
     async def reply(self, scope: Scope, receive: Receive) -> HttpAnswer | None:
-        """Return the answer, also to an error; None if the caller has gone."""
+        """Return the answer, which may report an error; None if the caller has gone."""
         return await self._caught(self.answered(scope, receive), head_of(scope))
 
     async def reply_whole(

@@ -274,7 +274,7 @@ class Protocol(PeerProtocol):
                 cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """Close when all answers are sent, also to unparsed requests: these end the connection in a drain."""
+        """Close when all answers are sent, even to unparsed requests: these end the connection in a drain."""
         if not self._is_queued:
             super().shutdown()
 

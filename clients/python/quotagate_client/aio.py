@@ -62,7 +62,7 @@ class AsyncClient:
         self._sleep = sleep
 
     async def decide(self, **ask: Unpack[Ask]) -> Decision:
-        """Ask once; return the decision, also if it refuses."""
+        """Ask once; return the decision, even if it refuses."""
         return await self.carry_out(self._dialogues.decide(ask))
 
     async def decide_batch(self, asks: Iterable[Ask]) -> list[Decision]:

@@ -70,11 +70,11 @@ class Client:
         self._sleep = sleep
 
     def decide(self, **ask: Unpack[Ask]) -> Decision:
-        """Ask once; return the decision, also if it refuses.
+        """Ask once; return the decision, even if it refuses.
 
         Raises:
             Problem: the ask was refused as an error; ``errors`` names its fields.
-            Overloaded: Quotagate was overloaded, also when asked again.
+            Overloaded: Quotagate was overloaded, even when asked again.
             Unreachable: no answer came.
         """
         return self.carry_out(self._dialogues.decide(ask))

@@ -32,7 +32,7 @@ def console_tables(report: Mapping[str, Any]) -> Iterator[ConsoleTable]:
 
 
 def _over_time(report: Mapping[str, Any]) -> list[Sequence[Cell]]:
-    """A row for each slice, also for those without asks."""
+    """A row for each slice, even for those without asks."""
     found = {one["from_ms"]: one for one in report["over_time"]}
     if not found:
         return []

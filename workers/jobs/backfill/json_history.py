@@ -17,7 +17,7 @@ from workers.jobs.errors import JobError
 from workers.jobs.verdicts import Flags
 
 PART: Final = 32_000_000
-"""Lines of larger files are read in parts of so many bytes."""
+"""The size of the parts, in bytes, in which the lines of larger files are read."""
 
 BLOCK: Final = 8_000_000
 """How many bytes of lines are in memory at a time."""

@@ -14,7 +14,7 @@ from workers.jobs.whatif.rows import LoggedAsk
 from workers.jobs.whatif.slices import RowDecoder, RowSlice
 
 DIGITS: Final = 3
-"""Needs are counted with so many significant digits, rounded up; it bounds the memory for each entity."""
+"""The significant digits of counted needs, which are rounded up; this bounds the memory for each entity."""
 
 
 @dataclass(slots=True)

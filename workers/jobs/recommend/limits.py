@@ -55,7 +55,7 @@ DEVIATION: Final = 1.4826
 
 LATE_IDS: Final = 16
 LATE_IDS_OF_AN_ASK: Final = 0.05
-"""A principal loops if it brings in so many new ids late, and so many with an ask: traffic excuses none."""
+"""The fewest late new ids of a principal that loops, in all and per ask; more traffic excuses none."""
 
 LOOPING_IDS: Final = 2.0
 LOOPING_IDS_OF_AN_ASK: Final = 0.5

@@ -36,7 +36,7 @@ class World:
         return self.decisions["throttle"] + self.decisions["reject"]
 
     def add(self, other: World) -> None:
-        """Add the asks of another one."""
+        """Add the results of other asks of the same world."""
         self.decisions += other.decisions
         for name, amount in other.usage.items():
             self.usage[name] += amount
@@ -69,7 +69,7 @@ class Compared:
         return self.newly_refused + self.newly_admitted
 
     def add(self, other: Compared) -> None:
-        """Add the asks of another one."""
+        """Add the results of other asks."""
         self.before.add(other.before)
         self.after.add(other.after)
         self.newly_refused += other.newly_refused
