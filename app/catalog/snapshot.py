@@ -85,7 +85,7 @@ class ChangedSnapshot:
         self._rungs: dict[tuple[str, Rung], dict[Any, SetQuota]] = {}
 
     def take(self, change: SnapshotChange) -> None:
-        """Take a change."""
+        """Apply a change."""
         key, entity, quota = change
         quotas = self._quotas.get(key)
         if quotas is None:

@@ -43,7 +43,7 @@ Quotas
   (Kafka, KIP-599); policing and shaping (TB).
 - *shadow*: a quota that charges and reports but never changes a decision. Elsewhere: ``shadow_mode`` (Envoy).
 - *ladder*: the entities whose quota may apply to an ask, most specific first; the first that has a quota
-  decides. One entity of it is a *rung*. Elsewhere: quota precedence (Kafka), nested descriptors (Envoy).
+  decides. Each of its entities is a *rung*. Elsewhere: quota precedence (Kafka), nested descriptors (Envoy).
 - *bucket*: the counter that asks are charged to. Elsewhere: sensor (Kafka), counter or cache key (Envoy).
 - *identity* and *epoch*: the fields of a quota whose change resets its bucket, and the catalog version of
   the last such change.
@@ -76,9 +76,9 @@ Producer ids
 ------------
 
 - *seen*, *unseen*: whether the principal's filter holds an id. Only unseen ids are charged.
-- *layer*: a time slice of the filter. Ids are written to the open one, and a layer dies as a whole.
+- *layer*: a time slice of the filter. Ids are written to the open layer, and a layer dies as a whole.
   Elsewhere: layer (KIP-936), generation or slice (BF).
-- *segment*: a part of the filter, added when the one before is full. It covers all layers. Elsewhere: a
+- *segment*: a part of the filter, added when the newest segment is full. It covers all layers. Elsewhere: a
   filter in the series of a scalable Bloom filter (BF).
 - *shape*: the size of a segment: its blocks, and how many hashes an id has. Elsewhere: (m, k) (BF).
 - *share*: the part of the allowed false-seen probability that a segment may use: share s is ``2**-s`` of it.

@@ -1,6 +1,6 @@
 """A layered Bloom filter of the ids that a principal has in use, and the exact count of charged ids.
 
-Layers are slices of time; segments are parts of the filter, each added when the one before was full. Here
+Layers are slices of time; segments are parts of the filter, each added when its predecessor was full. Here
 each layer of each segment is a set of cells; the store packs the same into one string.
 """
 

@@ -83,7 +83,7 @@ class MessageReader:
         self._bytes = b""
 
     def feed(self, part: bytes) -> None:
-        """Take a part.
+        """Receive a part of the message.
 
         Raises:
             RefusedCallError: it is compressed or too large, or there are several messages.

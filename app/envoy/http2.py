@@ -132,13 +132,13 @@ class Http2Stream:
         self.is_closed = False
 
     def opened(self, headers: Headers) -> None:
-        """Take the head of the request."""
+        """Receive the head of the request."""
 
     def received(self, data: bytes) -> None:
-        """Take a part of its body."""
+        """Receive a part of the body."""
 
     def ended(self) -> None:
-        """Take the end of its body."""
+        """Receive the end of the body."""
 
     def late(self) -> None:
         """Handle a request that was not complete when it was due."""
@@ -251,7 +251,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self.BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the bytes received, and wait for the turn to parse them."""
+        """Keep the received bytes, and wait for the turn to parse them."""
         if self._is_ending:
             self._discard(nbytes)
             return

@@ -1,4 +1,4 @@
-"""The reports of jobs in a folder, as JSON; ``python -m app.node.reports FOLDER [NAME]`` writes it.
+"""Reports of jobs in a folder, as JSON: ``python -m app.node.reports FOLDER [NAME]`` prints a list or one.
 
 A process of its own reads them: the parser holds Python's lock, for a large file longer than decisions may
 wait, and no thread could be ended that waits for a network disk. A report is a folder with ``summary.json``;

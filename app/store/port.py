@@ -192,7 +192,7 @@ class LeaseResult(UnitsResult, frozen=True, gc=False):
 
     Attributes:
         held: the units that the bucket holds now, for all leases.
-        granted: the units that are held for this lease if every quota admits, or in a peek would be.
+        granted: the units held for this lease if every quota admits; of a peek, what a hold would get.
     """
 
     held: float = 0.0

@@ -307,7 +307,7 @@ class _Ask:
         )
 
     def took(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult], *, wrote: bool = False) -> None:
-        """Take the results of parts.
+        """Receive the results of parts.
 
         Args:
             wrote: whether the parts were no peeks, so that the ended leases that they found are written.
@@ -328,7 +328,7 @@ class _Ask:
                     self.id_outcomes = slot_result.id_outcomes
 
     def charged(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
-        """Take the results of parts that were sent to be charged."""
+        """Receive the results of parts that were sent to be charged."""
         if self.plan.mode == "refund" and (self._is_charged or not _are_all_shed(came)):
             # A refund cannot be undone, so the request is not refused.
             came = [
@@ -418,7 +418,7 @@ class _Ask:
                 self.units[place] = result.granted
 
     def held(self, groups: Sequence[SlotGroup], came: Sequence[SlotResult]) -> None:
-        """Take the results of holds; a bucket may grant fewer units than the peek said, never more."""
+        """Receive the results of holds; a bucket may grant fewer units than the peek said, never more."""
         asked = self._least()
         lapsed = [result.lapsed if isinstance(result, UnitsResult) else 0.0 for result in self.results]
         self.took(groups, came, wrote=True)

@@ -34,7 +34,8 @@ class AdminRoute(APIRoute):
 def admin_router(tag: str, access: Access) -> APIRouter:
     """Return a router whose routes need the scope that ``scope_of`` names.
 
-    ``Front`` demands it before a request is routed. The check here also protects a router without ``Front``.
+    ``Front`` requires this scope before a request is routed. The check here also protects a router without
+    ``Front``.
     """
 
     async def guard(request: Request) -> None:

@@ -479,7 +479,7 @@ class HotProtocol(asyncio.Protocol):
             self._body_bytes = BodyBytes(route.intake, sender.turn)
 
     def _read_body(self) -> None:
-        """Take a part of the body, or throw it away if the request was refused."""
+        """Receive a part of the body; discard it if the request was refused."""
         data, left = self._data, self._body_left
         part = data[:left]
         self._data = data[left:]

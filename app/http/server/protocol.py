@@ -337,7 +337,7 @@ class Protocol(PeerProtocol):
             )
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body, or discard it if the request was answered already."""
+        """Receive a part of a body; discard it if the request was answered already."""
         self._body_size += len(body)
         if not self._announced_size:
             self._deadline.at += len(body) / self._deadline.BODY_RATE

@@ -165,7 +165,7 @@ class Rate:
         return tuple(map(Sample, self.values, self.starts, self.lasts))
 
     def take(self, state: Samples) -> None:
-        """Take the samples over."""
+        """Adopt samples of the domain."""
         self.values = [float(sample.value) for sample in state]
         self.starts = [sample.start_ms for sample in state]
         self.lasts = [sample.last_ms for sample in state]
@@ -173,11 +173,11 @@ class Rate:
         self.newest_ms = self.lasts[-1] if state else self.newest_ms
 
     def domain(self) -> RateBucket:
-        """The bucket of the domain, for what is rare; ``adopt`` takes its state back."""
+        """The bucket of the domain, for rare cases; ``adopt`` takes its state back."""
         return RateBucket(self.state(), holds=self.holds)
 
     def adopt(self, bucket: RateBucket) -> None:
-        """Take the state of a bucket of the domain over."""
+        """Adopt the state of a bucket of the domain."""
         self.take(bucket.state)
         self.holds = bucket.holds
 
@@ -250,12 +250,12 @@ class Level:
         self.newest_ms = at_ms
 
     def domain(self) -> TokensBucket:
-        """The bucket of the domain, for what is rare; ``adopt`` takes its state back."""
+        """The bucket of the domain, for rare cases; ``adopt`` takes its state back."""
         state = None if self.tokens is None else Tokens(self.tokens, self.newest_ms)
         return TokensBucket(state, holds=self.holds)
 
     def adopt(self, bucket: TokensBucket) -> None:
-        """Take the state of a bucket of the domain over."""
+        """Adopt the state of a bucket of the domain."""
         self.holds = bucket.holds
         if bucket.state is not None:
             self.tokens, self.newest_ms = bucket.state
