@@ -153,7 +153,7 @@ ONE_REQUEST: Final = CheckQuery({"requests": 1}, None, None, 429, None, ())
 
 
 def read_query(query: bytes, *, timed: bool) -> CheckQuery:
-    """Read a query; ``timed``: it may have ``at_ms``."""
+    """Read a query; if ``timed``, it may have ``at_ms``."""
     if not query:  # as most gateways ask
         return ONE_REQUEST
     values: dict[str, Any] = {}

@@ -334,7 +334,7 @@ class Settings(BaseSettings):
 
     @property
     def volume_rules(self) -> VolumeRules:
-        """The rules for volumes, the same for every node and every observer; no source without checks."""
+        """The rules for volumes, equal for all nodes and observers; without a check interval there is no source."""
         interval_ms = round(self.volume_check_interval.total_seconds() * 1000)
         return VolumeRules(
             source=self.volume_source if interval_ms else None,

@@ -1,4 +1,4 @@
-"""Sends spans by OTLP, with OpenTelemetry's SDK: the extra ``otel``. Import it only when spans are wanted."""
+"""Sends spans by OTLP, with OpenTelemetry's SDK: the extra ``otel``. Imported only when spans are wanted."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class PrimaryStore(RedisStore):
         return self._calls
 
     def answers(self, reply: Any, plans: Sequence[Plan]) -> list[Answer] | Exception:
-        """The answers of a reply to plans, or its error."""
+        """The answers to the plans, decoded from a reply; or the error that the reply reports."""
         return self._answers(reply, plans)
 
     def send(self, command: Command, done: Done) -> None:

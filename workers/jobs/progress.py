@@ -39,7 +39,7 @@ def progress(job: str) -> Iterator[Progress]:
         finally:
             lines.done.set()
         return
-    from rich.console import Console  # a cluster need not have rich
+    from rich.console import Console  # a cluster may lack the package rich
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 

@@ -115,7 +115,7 @@ class Slices:
         try:
             return await future
         finally:
-            del future  # an error refers to this frame: with the future it would be a cycle that keeps a body
+            del future  # else an error, its frame and the future form a cycle, which keeps the body
 
     def _has_time(self, turn: str) -> bool:
         """Return whether this iteration of the loop has time left for new work of a caller."""

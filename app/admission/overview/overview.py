@@ -92,7 +92,7 @@ class DeploymentOverview:
         self._minutes = SummedSeries(STEP_MS["minute"], MINUTES_MS, awaited=1, late_ms=LATE_MS["minute"])
 
     async def refresh(self) -> None:
-        """Read what is new, unless this node did so less than a second ago, or cannot."""
+        """Read new samples, unless this node did so less than a second ago, or cannot."""
         if self._reading is None and self._clock() - self._read_at >= KEPT_S and not self._away():
             self._reading = asyncio.create_task(self._read(), name="read samples")
             self._reading.add_done_callback(self._finished)

@@ -29,11 +29,11 @@ class CallerTime:
             self.first_ms = at_ms
 
     def first(self, at_ms: int | None) -> int | None:
-        """Return the first time: this one, if none is set yet."""
+        """Return the first time, or ``at_ms`` if no first time is set yet."""
         return at_ms if self.first_ms is None else self.first_ms
 
     def note(self, at_ms: int) -> None:
-        """Note a time that a caller sent."""
+        """Record a time that a caller sent."""
         self.begin(at_ms)
         self.newest_ms = max(self.newest_ms, at_ms)
 

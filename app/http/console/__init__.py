@@ -38,7 +38,7 @@ def kept() -> StaticPage:
     headers = {
         "Content-Security-Policy": policy,
         "Referrer-Policy": "no-referrer",
-        # No other page, not even of this host, gets a handle on this window and what is typed in it.
+        # No other page, not even of this host, gets a handle on this window and the key typed into it.
         "Cross-Origin-Opener-Policy": "noopener-allow-popups",
         "Cross-Origin-Resource-Policy": "same-origin",
     }

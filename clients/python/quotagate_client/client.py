@@ -275,7 +275,7 @@ class _Supply:
             with self._starting:
                 if not (self._closed or self._thread):
                     thread = threading.Thread(target=self._renew, name="quotagate leases", daemon=True)
-                    with contextlib.suppress(RuntimeError):  # the interpreter ends; deciding goes on without
+                    with contextlib.suppress(RuntimeError):  # at interpreter exit: no leases, direct asks
                         thread.start()
                         self._thread = thread
 

@@ -30,7 +30,7 @@ PIECE: Final = 1 << 20
 
 
 class OtherLogError(JobError):
-    """The log is not the one that the state covers."""
+    """The state covers another log."""
 
 
 Known = Mapping[str, Runs]
@@ -269,7 +269,7 @@ def _removed_hours(gone: Mapping[str, LogFile], left: Mapping[str, LogFile]) -> 
         left: the files of the log.
 
     Raises:
-        OtherLogError: files are gone that do not make up whole hours at the beginning.
+        OtherLogError: a file is gone, but its hour or an earlier one is still in the log.
     """
     contents = _contents(left)
     first = min((hour_of(name) or 0 for name in left), default=0)

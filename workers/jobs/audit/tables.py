@@ -75,7 +75,7 @@ def over_all(table: pa.Table, lacking: Mapping[str, int], allowed: Allowed, *, a
     """One row of totals over the table of principals, with all findings.
 
     Args:
-        lacking: the counts of what the log lacks, or has too often.
+        lacking: the numbers of rows and batches that the log lacks, or has too often.
         absent: a node is missing.
     """
     failed = int((integers(pc.list_value_length(table["not_held"].combine_chunks())) > 0).sum())

@@ -73,7 +73,7 @@ LEAST_COMPARED: Final = {CONNECTION_CREATION_RATE: 0.4}
 need 1 and a storm 3, which hides how far they are apart."""
 
 MOST_OF_NEED: Final = 1.5
-"""A whole limit is at most this times the need, unless more headroom is asked for: 1 stays 1, 2 becomes 3."""
+"""The most that a whole limit is of the need, unless more headroom is asked for: 1 stays 1, 2 becomes 3."""
 
 DAY_MS: Final = 86_400_000
 Confidence = Literal["low", "medium", "high"]
@@ -146,7 +146,7 @@ class KeyLimits(NamedTuple):
     Attributes:
         default: None if all entities are outliers.
         own: limits of single entities, the largest first.
-        outliers: those that the default holds up, most abnormal first.
+        outliers: entities that the default holds up, most abnormal first.
         entities, asks: the number of all entities, and of their asks.
         is_compared: there are enough entities to find outliers by their peers.
     """

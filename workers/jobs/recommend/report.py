@@ -72,7 +72,7 @@ OUTLIERS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Recommended limits, with what a reader needs to know about the log.
+    """Recommended limits, with the facts about the log that a reader needs.
 
     Attributes:
         log: the log's name.

@@ -1,6 +1,6 @@
 """A bucket as a log leaves it, which may show more or less than the logged charges give.
 
-If a bucket shows something else, it goes on from what it showed:
+If the log shows another state of a bucket, the bucket goes on from that state:
 
 - the tokens of a token bucket are shown, so they are exact again but for the last digit;
 - the number of charged ids is shown, but not when each of the surplus was charged: the bucket is in doubt
@@ -93,7 +93,7 @@ class FollowedBucket:
             self.charges.clear()
 
     def resume(self, form: QuotaForm, verdict: VerdictOfAsk, shown: float, at_ms: int) -> None:
-        """Go on from what the verdict says that the bucket showed, in place of what it shows here."""
+        """Go on from the state that the verdict shows, in place of the state here."""
         bucket = self.bucket
         now_ms = max(at_ms, bucket.newest_ms)
         if isinstance(bucket, Level):
@@ -117,7 +117,7 @@ class FollowedBucket:
         """Go on from the sum and the window that a rate showed.
 
         If the logged charges since the doubt began explain them, the state is known again. Otherwise the
-        surplus is one charge in the oldest sample, and what is missing is taken from the newest ones.
+        surplus is one charge in the oldest sample; a deficit is taken from the newest ones.
         """
         now_ms = max(at_ms, bucket.newest_ms)
         charges = self.charges

@@ -61,7 +61,7 @@ QUOTAS: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class WhatIfReport:
-    """The result of a what-if, with what a reader needs to know about the log.
+    """The result of a what-if, with the facts about the log that a reader needs.
 
     Attributes:
         log: the log's name.

@@ -397,7 +397,7 @@ class ReproductionCheck:
         expected: float,
         causes: list[Cause],
     ) -> None:
-        """A bucket showed something else: find the cause, and go on from what it showed."""
+        """The log shows another state of a bucket: find the cause, and go on from that state."""
         cause = self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form)
         if cause == "older" and isinstance(followed.bucket, Level) and expected > shown:
             cause = None  # older charges can only take tokens

@@ -71,7 +71,7 @@ def differences(
 
     Args:
         missing_batches, missing_rows: what the log lacks, by its numbers.
-        consequence: what was not done therefore.
+        consequence: the work that was left out for this reason.
         more: a sentence on where to read more.
     """
     if missing_batches or missing_rows:
