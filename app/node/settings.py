@@ -334,7 +334,7 @@ class Settings(BaseSettings):
 
     @property
     def volume_rules(self) -> VolumeRules:
-        """The rules for volumes, equal for all nodes and observers; without a check interval there is no source."""
+        """The rules for volumes, equal for all nodes and observers; an interval of 0 means no source."""
         interval_ms = round(self.volume_check_interval.total_seconds() * 1000)
         return VolumeRules(
             source=self.volume_source if interval_ms else None,

@@ -265,7 +265,7 @@ class Answer(Struct, frozen=True):
         released: units that were held for a lease and freed at once.
         refreshes: the seen ids are still to be refreshed.
         earlier: the answer of the previous try, if this ask was decided more than once. ``undone`` is of all
-            tries; all other fields are of this one.
+            tries; all other fields are of this try.
     """
 
     results: tuple[ChargeResult, ...]

@@ -1,4 +1,4 @@
-"""The Redis store: one connection pool, one function, one round trip for the asks of a call."""
+"""The Redis store: one function decides, over one connection, with one round trip for all asks of a call."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def drive(
     principals: Principals = 1_000,
     zipf: Zipf = 1.1,
 ) -> None:
-    """Send traffic to running nodes, and write the ground truth of what they answered.
+    """Send traffic to running nodes, and write the ground truth of their answers.
 
     The truth has uses-0.parquet, a row for each id that an ask names, and totals.json. An ask that got no
     decision is counted as failed, because it may have been charged, and the command then ends with 1.

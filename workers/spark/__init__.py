@@ -1,1 +1,1 @@
-"""The driver of jobs for Spark: for decision logs of more than one machine."""
+"""The driver of jobs for Spark: for decision logs that are too large for one machine."""

@@ -171,7 +171,7 @@ def audit(
 
 
 def around(arguments: argparse.Namespace, period: Period) -> Period:
-    """The period to read: with hours that tell what the buckets held, and with changes just after it.
+    """The period to read: also hours before it, for the state of buckets, and changes shortly after it.
 
     A change that is logged after the period may be in force within it.
     """
