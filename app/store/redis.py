@@ -200,7 +200,7 @@ class RedisStore:
         """Decide plans as ``ask`` does, and wait for the answers.
 
         Raises:
-            StoreError: no answer, or an error for one; a late call may still be counted.
+            StoreError: the store did not answer, or answered with an error; a late call may still be counted.
         """
         return await answers_of(self, plans)
 
