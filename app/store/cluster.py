@@ -146,7 +146,7 @@ class PrimaryStore(RedisStore):
         """Return the reply of the primary to CLUSTER SLOTS; the call blocks its thread.
 
         Raises:
-            RedisError, OSError: no reply, or an error for one.
+            RedisError, OSError: no reply, or an error as the reply.
         """
         return cast("Any", self._examiner).execute_command("CLUSTER SLOTS")
 

@@ -238,7 +238,7 @@ async def answers_of(store: StoreCalls, plans: Sequence[Plan]) -> list[Answer]:
     """The answers of a call, for a caller that can wait.
 
     Raises:
-        StoreError: no answer, or an error for one; a late call may still be counted.
+        StoreError: no answer, or an error as the answer; a late call may still be counted.
     """
     came: asyncio.Future[list[Answer] | Exception] = asyncio.get_running_loop().create_future()
     store.ask(plans, lambda answers: None if came.done() else came.set_result(answers))

@@ -76,7 +76,7 @@ async def call_function(
     """The reply of a library's function; loads the library first if the store does not have it.
 
     Raises:
-        StoreError: no reply, or an error for one; a late call may still be carried out.
+        StoreError: no reply, or an error as the reply; a late call may still be carried out.
     """
     call = ("FCALL", library.name, len(keys), *keys, *arguments)
     try:

@@ -97,7 +97,7 @@ class Loader:
         """The present time.
 
         Raises:
-            StoreError: no answer, or an error for one.
+            StoreError: no answer, or an error as the answer.
         """
         if self.at_ms is not None:
             return self.at_ms

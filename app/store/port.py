@@ -363,7 +363,7 @@ class StoreCalls(Protocol):
             the place of the removal in the order of the decision log; None if nothing is logged.
 
         Raises:
-            StoreError: no answer, or an error for one; a late call may still remove them.
+            StoreError: no answer, or an error as the answer; a late call may still remove them.
         """
 
 

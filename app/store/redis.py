@@ -227,7 +227,7 @@ class RedisStore:
             the place of the removal in the order of the decision log; None if nothing is logged.
 
         Raises:
-            StoreError: no answer, or an error for one; a late call may still remove them.
+            StoreError: no answer, or an error as the answer; a late call may still remove them.
         """
         if not keys:
             return None
@@ -247,7 +247,7 @@ class RedisStore:
         """Read the values by which a node detects a loss or a reset; a failover or a start changes the birth.
 
         Raises:
-            StoreError: no answer, or an error for one.
+            StoreError: no answer, or an error as the answer.
         """
         (seconds, micros), birth, resets = await run_script(
             self._client, MARK, (BIRTH_KEY, RESETS_KEY), secrets.token_hex(16)
@@ -420,7 +420,7 @@ async def run(client: Redis, *command: str | bytes | int) -> Any:
     """The reply to one command.
 
     Raises:
-        StoreError: no reply, or an error for one; a late command may still be carried out.
+        StoreError: no reply, or an error as the reply; a late command may still be carried out.
         MissingFunctionError: of FCALL; nothing was done.
     """
     try:
@@ -442,7 +442,7 @@ async def run_script(
     Its text is sent with EVAL each time: such scripts are short and seldom called.
 
     Raises:
-        StoreError: no reply, or an error for one; a late call may still be carried out.
+        StoreError: no reply, or an error as the reply; a late call may still be carried out.
     """
     return await run(client, "EVAL", script, len(keys), *keys, *arguments)
 
@@ -451,7 +451,7 @@ async def _run_blocking(client: redis.Redis, *command: str | bytes | int) -> Any
     """The reply to one command, without an event loop: the thread blocks.
 
     Raises:
-        StoreError: no reply, or an error for one; a late command may still be carried out.
+        StoreError: no reply, or an error as the reply; a late command may still be carried out.
     """
     try:
         return cast("Any", client).execute_command(*command)
