@@ -1,4 +1,4 @@
-"""Text for people: durations, counts, and characters that steer a terminal, hide or turn round text."""
+"""Text for people: durations, numbers, and characters that steer a terminal, hide or turn round text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from decimal import Decimal
 from itertools import pairwise
 from math import ceil
 from typing import Any, Final, TextIO, cast
@@ -26,16 +27,19 @@ SECOND: Final = 1_000
 UNITS: Final = {"d": 86_400 * SECOND, "h": 3_600 * SECOND, "min": 60 * SECOND, "s": SECOND}
 """Units of durations, in milliseconds."""
 
+ALL_DIGITS: Final = 100
+"""Measured numbers from this one on are shown with all digits before the point, and none behind it."""
+
 
 def duration(ms: float) -> str:
     """Return a duration for people, rounded up, in at most two units.
 
     >>> duration(0), duration(250), duration(1_230), duration(59_400), duration(3_599_211)
     ('0 ms', '250 ms', '1.3 s', '1 min', '1 h')
-    >>> duration(3_661_000), duration(90_000_000)
-    ('1 h 2 min', '1 d 1 h')
+    >>> duration(999.4), duration(3_661_000), duration(90_000_000)
+    ('1 s', '1 h 2 min', '1 d 1 h')
     """
-    if ms < SECOND:
+    if ceil(ms) < SECOND:
         return f"{ceil(ms)} ms"
     if ms < 10 * SECOND:
         return f"{ceil(ms / 100) / 10:g} s"
@@ -44,6 +48,30 @@ def duration(ms: float) -> str:
         if whole:
             return f"{whole} {name}" + (f" {rest // short} {short_name}" if rest else "")
     return f"{ceil(ms / SECOND)} s"
+
+
+def measured(number: float) -> str:
+    """Return a number that was measured or computed: three digits, or all before the point.
+
+    >>> measured(22.78527160043748), measured(1234.56), measured(0.0333333), measured(5.0), measured(1e-7)
+    ('22.8', '1,235', '0.0333', '5', '0.0000001')
+    """
+    if isinstance(number, int):
+        return f"{number:,}"
+    if abs(number) >= ALL_DIGITS:
+        return f"{number:,.0f}"
+    return f"{Decimal(f'{number + 0.0:.3g}'):f}"  # -0.0 + 0.0 is 0.0
+
+
+def exact(number: float) -> str:
+    """Return a number with all its digits, such as a limit.
+
+    >>> exact(1_240_000.0), exact(0.12), exact(1e-7), exact(9_007_199_254_740_991.0)
+    ('1,240,000', '0.12', '0.0000001', '9,007,199,254,740,991')
+    """
+    if float(number).is_integer():
+        return f"{int(number):,}"
+    return f"{Decimal(f'{number:.15g}'):,f}"
 
 
 def count(number: int, one: str, more: str) -> str:

@@ -8,6 +8,8 @@ from html import escape
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from app.terminal import measured
+
 WIDTH, HEIGHT, LEFT, BOTTOM = 900, 220, 84, 24
 ROW_HEIGHT: Final = 22
 REFUSED: Final = 60
@@ -70,9 +72,7 @@ def usage_over_time(chart: UsageChart, from_ms: int, to_ms: int, slice_ms: int, 
         parts.append(f'<path class="before" d="{steps(chart.limits_before)}"/>')
     if chart.limit_after is not None:
         parts.append(f'<path class="after" d="{steps([(from_ms, chart.limit_after)])}"/>')
-    parts += _axis(
-        base, f"{most:,.0f}" if most >= 1_000 else f"{most:.4g}", clock(from_ms), clock(slices[-1] + slice_ms)
-    )
+    parts += _axis(base, measured(most), clock(from_ms), clock(slices[-1] + slice_ms))
     counts = [*chart.refused_before.values(), *chart.refused_after.values()]
     refused = max(counts, default=0)
     if not refused:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
+from app.terminal import measured
+
 STYLE: Final = """
 :root {
   color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --faint: #68717d; --line: #d5dae1;
@@ -78,7 +80,7 @@ def number(value: float | None) -> str:
     """A number for people; 0 for none."""
     if value is None:
         return "0"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return measured(value)
 
 
 def shortened(shown: int, count: int, name: str) -> str:

@@ -22,7 +22,7 @@ function made(tag, attributes = {}, ...children) {
 const cells = (...values) => values.map((value) => typeof value === "number" || value === null
   ? made("td", { class: "number" }, value === null ? "–" : measured(value)) : made("td", {}, value));
 const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 20 });
-// Measured and computed numbers have three digits, or all before the point, as in app/run/commands/show.py.
+// Measured and computed numbers have three digits, or all before the point, as in app/terminal.py.
 const measured = (number) => number.toLocaleString("en",
   Math.abs(number) < 100 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 });
 const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
@@ -211,9 +211,9 @@ function size(bytes) {
 
 const LENGTHS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
-// Rounded up, in at most two units, as in app/run/commands/show.py.
+// Rounded up, in at most two units, as in app/terminal.py.
 function duration(seconds) {
-  if (seconds < 1) return `${Math.ceil(seconds * 1000)} ms`;
+  if (Math.ceil(seconds * 1000) < 1000) return `${Math.ceil(seconds * 1000)} ms`;
   if (seconds < 10) return `${Math.ceil(seconds * 10) / 10} s`;
   for (let place = 0; place < LENGTHS.length - 1; place += 1) {
     const [[name, long], [shortName, short]] = LENGTHS.slice(place);

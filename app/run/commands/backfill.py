@@ -144,6 +144,7 @@ def _show(folder: AssertionFolder, counts: LoadCounts, output: Output) -> None:
     document: dict[str, Any] = {"at_ms": folder.at_ms, "assertions": folder.rows, **results}
     if show.document(document | {"skipped": dict(counts.skipped)}, output):
         return
-    skipped = ((f"Skipped: {why}", number) for why, number in sorted(counts.skipped.items()))
-    named = ((name, results[field]) for field, name in LABELS.items())
-    show.fields([("As of", show.when(folder.at_ms)), ("Assertions", folder.rows), *named, *skipped])
+    numbers = {"Assertions": folder.rows, **{name: results[field] for field, name in LABELS.items()}}
+    numbers |= {f"Skipped: {why}": number for why, number in sorted(counts.skipped.items())}
+    shown = ((name, show.measured(number)) for name, number in numbers.items())
+    show.fields([("As of", show.when(folder.at_ms)), *shown])

@@ -111,12 +111,12 @@ def _show(decision: Mapping[str, Any], output: Output) -> None:
 
 
 def _for_people(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a decision or a verdict, with a readable wait and rounded measurements."""
+    """Return the fields of a decision or a verdict, with a readable wait and rounded numbers."""
     return {
         name.removesuffix("_ms"): duration(value)
         if name == "throttle_ms"
         else show.measured(value)
-        if name in {"observed", "remaining"}
+        if name in {"limit", "observed", "remaining"}
         else value
         for name, value in answer.items()
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from app import terminal
 from app.terminal import UNSAFE, plain, plain_json, styled
 
 if TYPE_CHECKING:  # rich and YAML are imported where they show something: `up` and `serve` start without them
@@ -29,9 +30,6 @@ MIN_WIDTH: Final = 12
 GAP: Final = 2
 MIN_COLUMNS: Final = 72
 """The least width of a table, in columns: a narrower terminal wraps the lines, so no number is cut."""
-
-ALL_DIGITS: Final = 100
-"""Numbers from this one on are shown with all digits before the point, and none behind it."""
 
 Output = Literal["table", "json", "yaml"]
 """The format of an answer."""
@@ -168,14 +166,13 @@ def cell(value: Any) -> str:
 
 
 def measured(value: Any) -> str:
-    """Return a number that was measured or computed, for people: three digits, or all before the point.
+    """Return a number that was measured or computed as the text of a table cell.
 
-    >>> measured(22.78527160043748), measured(1234.56), measured(0.0333333), measured(5.0), measured(None)
-    ('22.8', '1235', '0.0333', '5', '-')
+    >>> measured(22.78527160043748), measured(1_000_000), measured(None)
+    ('22.8', '1,000,000', '-')
     """
-    if not isinstance(value, float):
-        return cell(value)
-    return f"{value:.0f}" if abs(value) >= ALL_DIGITS else f"{value:.3g}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return terminal.measured(value) if is_number else cell(value)
 
 
 def brief(definition: Mapping[str, Any]) -> str:

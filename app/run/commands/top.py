@@ -130,7 +130,7 @@ def _grids(found: Mapping[str, Any], recent: Recent) -> Iterator[Table]:
     """The tables of a screen."""
     yield show.grid(
         ["AT", "NODES", "THROTTLE FACTOR"],
-        [[show.when(found["now_ms"] or None), len(found["nodes"]), found["throttle_factor"]]],
+        [[show.when(found["now_ms"] or None), len(found["nodes"]), show.measured(found["throttle_factor"])]],
     )
     yield _counts(recent, found["latency_ms"], drawn=sys.stdout.isatty())
     if throttled := list(recent.throttled()):
@@ -169,9 +169,10 @@ def _counts(recent: Recent, latency_ms: Sequence[int], *, drawn: bool) -> Table:
             for before, entry in steps
         }
         total = sum(entry[field] for entry in series)
-        rows.append([field.replace("_", " "), show.measured(rates.get(end_ms)), total, curve(rates, end_ms)])
+        numbers = map(show.measured, (rates.get(end_ms), total))
+        rows.append([field.replace("_", " "), *numbers, curve(rates, end_ms)])
     queue = {entry["at_ms"]: entry["queue_asks"] for entry in series}
-    rows.append(["waiting", queue.get(end_ms), None, curve(queue, end_ms)])
+    rows.append(["waiting", show.measured(queue.get(end_ms)), None, curve(queue, end_ms)])
     newest = [entry["latency"] for entry in series if entry["at_ms"] == end_ms]
     for name, part in QUANTILES.items():
         spans = (newest, [entry["latency"] for entry in series])

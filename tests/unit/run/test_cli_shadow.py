@@ -52,7 +52,7 @@ def test_watch_shows_the_counts_once_without_a_terminal(quotagate: Command, gate
     assert (ran.code, ran.err) == (0, "")
     assert [line.split() for line in ran.out.splitlines()] == [
         ["QUOTA", "LIMIT", "IN", "SHADOW", "FOR", "ASKS", "WOULD", "DELAY", "WOULD", "REFUSE"],
-        ["request_rate", "100", "1", "h", "1000", "3", "(0.30%)", "7", "(0.70%)"],
+        ["request_rate", "100", "1", "h", "1,000", "3", "(0.30%)", "7", "(0.70%)"],
         ["producer_ids_rate", "100", "an", "unknown", "time", "0", "0", "0"],
     ]
     assert gate.brief() == [("GET", PATH, [("entity", "user=%2A")])]
@@ -79,7 +79,7 @@ def test_promote_makes_all_shadow_quotas_live_at_the_version_that_it_showed(
     assert patch.body == {"request_rate": live, "producer_ids_rate": live}
     assert patch.headers["if-match"] == '"17"'
     assert patch.headers["x-reason"] == (
-        "promoted from shadow: request_rate would have refused 7 and delayed 3 of 1000 asks in 1 h; "
+        "promoted from shadow: request_rate would have refused 7 and delayed 3 of 1,000 asks in 1 h; "
         "producer_ids_rate would have refused 1 and delayed 0 of 1 asks in 1 h"
     )
 

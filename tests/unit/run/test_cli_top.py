@@ -83,7 +83,7 @@ def test_snapshot_has_rates_sums_percentiles_buckets_stores_and_nodes(quotagate:
     assert (ran.code, ran.err) == (0, "")
     found = rows(ran.out)
     assert found["2023-11-14"] == ["22:15:00Z", "1", "0.5"]
-    assert found["admit"] == ["50", "1000"]
+    assert found["admit"] == ["50", "1,000"]
     assert found["throttle"] == ["15", "30"]
     assert found["shed"] == ["0", "0"]
     assert found["waiting"] == ["4", "-"]
@@ -164,7 +164,7 @@ def test_store_whose_clock_went_back_is_read_anew():
 def test_seconds_without_samples_are_gaps(quotagate: Command, gate: Gate):
     gate.answers["GET", top.PATH] = (200, overview(entry(-30, 900), entry(-29, 100)))
     found = rows(quotagate("top", "--url", gate.url).out)
-    assert found["admit"] == ["-", "1000"]
+    assert found["admit"] == ["-", "1,000"]
     assert found["waiting"] == ["-", "-"]
     assert found["p50"] == ["-", "-"]
 

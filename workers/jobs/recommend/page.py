@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from app.terminal import duration
+from app.terminal import duration, exact, measured
 from workers.jobs.charts import bars, clock
 from workers.jobs.page import head, number, shortened, table
 from workers.jobs.recommend import text
@@ -51,9 +51,9 @@ def _outliers(made: Recommendation) -> Iterable[str]:
             (
                 outlier.entity,
                 each.quota,
-                text.shown(outlier.need),
-                "" if outlier.typical is None else f"{outlier.typical:,.3g}",
-                "" if outlier.times_typical is None else f"{outlier.times_typical:,.3g}",
+                exact(outlier.need),
+                "" if outlier.typical is None else measured(outlier.typical),
+                "" if outlier.times_typical is None else measured(outlier.times_typical),
                 "" if outlier.ids_of_an_ask is None else f"{outlier.ids_of_an_ask:.2f}",
                 number(outlier.asks),
                 number(outlier.held),
@@ -63,7 +63,7 @@ def _outliers(made: Recommendation) -> Iterable[str]:
     )
     yield shortened(IN_PAGE, len(rows), "outliers")
     chart = [
-        (f"{outlier.entity} {each.quota}", outlier.need / each.default.limit, text.shown(outlier.need), False)
+        (f"{outlier.entity} {each.quota}", outlier.need / each.default.limit, exact(outlier.need), False)
         for each, outlier in rows
         if each.default
     ]
@@ -82,8 +82,8 @@ def _limits(found: KeyLimits) -> Iterable[str]:
         [
             (
                 limit.entity,
-                text.shown(limit.limit),
-                text.shown(limit.need),
+                exact(limit.limit),
+                exact(limit.need),
                 number(limit.entities),
                 number(limit.asks),
                 number(limit.held),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from app import quota_file
 from app.domain.quota import PRODUCER_IDS_RATE
-from app.terminal import duration, plain
+from app.terminal import duration, exact, measured, plain
 from workers.jobs.charts import clock
 from workers.jobs.recommend.limits import DAY_MS, FEWEST_PEERS, KeyLimits, Limit, Outlier
 
@@ -34,18 +34,18 @@ def comment(found: KeyLimits, limit: Limit) -> str:
     """A limit in words: the need that it rests on, the entities that it is for, and how far to trust it."""
     share = f"{limit.asks / found.asks:.1%} of the asks"
     trust = f"{duration(limit.history_ms)} of history, {limit.confidence} confidence"
-    need = f"rests on a need of {shown(limit.need)}, with {limit.limit / limit.need - 1:.0%} of headroom"
+    need = f"rests on a need of {exact(limit.need)}, with {limit.limit / limit.need - 1:.0%} of headroom"
     if limit is found.default:
         return f"{need}; {limit.entities:,} of {found.entities:,} entities need no more; {share}; {trust}"
-    times = f"{limit.need / found.default.need:.3g} times the default's need; " if found.default else ""
+    times = f"{measured(limit.need / found.default.need)} times the default's need; " if found.default else ""
     return f"{need}; {times}{share}; {trust}"
 
 
 def outlier_line(key: str, outlier: Outlier) -> str:
     """An outlier in words."""
-    reasons = [f"needs {shown(outlier.need)}"]
+    reasons = [f"needs {exact(outlier.need)}"]
     if outlier.times_typical is not None:
-        reasons.append(f"{outlier.times_typical:.3g} times as much as its peers let expect")
+        reasons.append(f"{measured(outlier.times_typical)} times as much as its peers let expect")
     if key == PRODUCER_IDS_RATE:
         reasons.append(f"{outlier.ids_of_an_ask:.2f} new ids for each ask")
     reasons.append(f"{outlier.held:,} of its {outlier.asks:,} asks need more than the default")
@@ -71,7 +71,7 @@ def _table(made: Recommendation) -> Iterator[str]:
     for each in made.found:
         default = each.default
         limit, need, trust = (
-            (shown(default.limit), shown(default.need), default.confidence) if default else ("none", "", "")
+            (exact(default.limit), exact(default.need), default.confidence) if default else ("none", "", "")
         )
         yield f"{each.quota:28} {limit:>12} {need:>12} {len(each.own):10,} {len(each.outliers):8,}  {trust}"
 
@@ -88,8 +88,8 @@ def _outlier_lines(made: Recommendation) -> Iterator[str]:
 def basis(made: Recommendation) -> str:
     """How limits follow from the log."""
     return (
-        f"A need is the least limit that does not hold up {made.basis.quantile:.5%} of an entity's asks; a "
-        f"limit is the need and {made.basis.headroom:.0%} of headroom."
+        f"A need is the least limit that does not hold up {exact(100 * made.basis.quantile)}% of an entity's "
+        f"asks; a limit is the need and {made.basis.headroom:.0%} of headroom."
     )
 
 
@@ -133,12 +133,3 @@ def _head(made: Recommendation) -> Iterator[str]:
     outliers = list(_outlier_lines(made))
     yield from outliers or ["No outliers."]
     yield "To see the changes, other entities untouched: quotagate quotas plan -f quotas.yaml --only-named"
-
-
-def shown(value: float) -> str:
-    """A limit or a need, with all its digits.
-
-    >>> shown(1_240_000.0), shown(0.12)
-    ('1,240,000', '0.12')
-    """
-    return f"{value:,.15g}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.domain.decision import OUTCOMES
+from app.terminal import exact
 from workers.jobs.console import Cell, ConsoleTable, slices
 from workers.jobs.whatif.causes import CAUSES
 from workers.jobs.whatif.compared import Compared
@@ -33,7 +34,7 @@ def console_tables(report: WhatIfReport) -> Iterator[ConsoleTable]:
         (
             entity,
             key,
-            " or ".join(f"{limit:,.15g}" for limit in sorted(one.limits_before)) or None,
+            " or ".join(exact(limit) for limit in sorted(one.limits_before)) or None,
             one.limit_after,
             one.refused_before,
             one.refused_after,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from app.domain.decision import OUTCOMES
 from app.domain.quota import KEYS, PRODUCER_IDS_RATE, Defaults
-from app.terminal import duration
+from app.terminal import duration, exact
 from workers.jobs.charts import UsageChart, clock, usage_over_time
 from workers.jobs.page import head, number, shortened, table
 from workers.jobs.whatif.causes import CAUSES
@@ -112,7 +112,7 @@ def _quotas(found: WhatIf) -> Iterable[str]:
             (
                 entity,
                 key,
-                " or ".join(map(_limit, sorted(outcome.limits_before))) or "none",
+                " or ".join(map(exact, sorted(outcome.limits_before))) or "none",
                 _limit_after(outcome),
                 number(outcome.refused_before),
                 number(outcome.refused_after),
@@ -250,16 +250,7 @@ def _reproduction(found: WhatIf) -> Iterable[str]:
 def _limit_after(outcome: QuotaOutcome) -> str:
     if outcome.limit_after is None:
         return "none"
-    return f"{_limit(outcome.limit_after)}{', in shadow' if outcome.shadow_after else ''}"
-
-
-def _limit(value: float) -> str:
-    """A limit, with all its digits.
-
-    >>> _limit(1_000_000.0), _limit(0.25)
-    ('1,000,000', '0.25')
-    """
-    return f"{value:,.15g}"
+    return f"{exact(outcome.limit_after)}{', in shadow' if outcome.shadow_after else ''}"
 
 
 def name_of(principal: str) -> str:

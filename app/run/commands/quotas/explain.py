@@ -130,7 +130,7 @@ def _changes(one: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _drill(drill: Mapping[str, Any]) -> str:
-    return f"{show.cell(drill['factor'])} until {show.when(drill['until_ms'])}"
+    return f"{show.measured(drill['factor'])} until {show.when(drill['until_ms'])}"
 
 
 def _brief(definition: Mapping[str, Any] | None) -> str:

@@ -153,8 +153,8 @@ def _warnings(found: Mapping[str, Any], shadows: Sequence[Shadow]) -> Iterator[s
 def _reason(found: Mapping[str, Any], shadows: Sequence[Shadow]) -> str:
     """The reason for the history if none is given: the counts that the quotas had."""
     said = (
-        f"{shadow['quota']} would have refused {refused(shadow)} and delayed {shadow['delay']} of "
-        f"{asks(shadow)} asks in {_period(found['now_ms'], shadow)}"
+        f"{shadow['quota']} would have refused {refused(shadow):,} and delayed {shadow['delay']:,} of "
+        f"{asks(shadow):,} asks in {_period(found['now_ms'], shadow)}"
         for shadow in shadows
     )
     return f"promoted from shadow: {'; '.join(said)}"
@@ -201,7 +201,7 @@ def _table(now_ms: int, shadows: Sequence[Shadow]) -> Table:
             shadow["quota"],
             shadow["limit"],
             _period(now_ms, shadow),
-            judged := asks(shadow),
+            show.measured(judged := asks(shadow)),
             _part(shadow["delay"], judged),
             _part(refused(shadow), judged),
         )
@@ -213,10 +213,10 @@ def _table(now_ms: int, shadows: Sequence[Shadow]) -> Table:
 def _part(count: int, of: int) -> str:
     """A count, and how much of the whole it is.
 
-    >>> _part(5, 1_000), _part(0, 1_000)
-    ('5 (0.50%)', '0')
+    >>> _part(5_000, 1_000_000), _part(0, 1_000)
+    ('5,000 (0.50%)', '0')
     """
-    return f"{count} ({count / of:.2%})" if count else "0"
+    return f"{count:,} ({count / of:.2%})" if count else "0"
 
 
 def _screen(reads: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
