@@ -162,7 +162,7 @@ async def _retry(call: Callable[[], Awaitable[T]]) -> T:
     """Repeat a call until it succeeds; loading twice has the same result as once.
 
     Raises:
-        CommandError: it failed for longer than a failover takes.
+        CommandError: the call failed for longer than a failover takes.
     """
     for pause_s in (*PAUSES_S, None):
         try:

@@ -150,7 +150,7 @@ class Catalog:
 
         Raises:
             CatalogUnavailableError: the database cannot be reached.
-            SchemaVersionError: it is not migrated.
+            SchemaVersionError: the database is not migrated.
             SecretMismatchError: the secret differs from the deployment's.
             DebtMismatchError: the longest debt differs from the deployment's.
         """

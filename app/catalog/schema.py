@@ -37,7 +37,7 @@ def check(revision: str | None) -> None:
     """Check that a schema is not older than this program; a newer one must still work with it.
 
     Raises:
-        SchemaVersionError: it is older, or missing; the text names the command to run.
+        SchemaVersionError: the schema is older, or missing; the message names the command to run.
     """
     known = revisions()
     if revision is None:

@@ -73,7 +73,7 @@ async def within(
     ever. It ends by the database's own timeouts, and a write that ends too late is not committed.
 
     Raises:
-        CatalogUnavailableError: it took too long.
+        CatalogUnavailableError: the database took too long.
     """
     until = sql.deadline() if until is None else until
     task = asyncio.ensure_future(work)

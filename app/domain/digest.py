@@ -26,7 +26,7 @@ def secret_of(text: str) -> bytes:
     """Parse the deployment secret from a setting.
 
     Raises:
-        ValueError: it is not a secret.
+        ValueError: the text is not a secret.
     """
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise ValueError("must be 32 bytes, written as 64 hexadecimal digits")

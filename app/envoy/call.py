@@ -344,7 +344,7 @@ def timeout_s(sent: bytes) -> float:
     (0.1, 7200.0)
 
     Raises:
-        RefusedCallError: it is not a timeout.
+        RefusedCallError: the text is not a timeout.
     """
     found = _TIMEOUT.fullmatch(sent)
     if found is None:

@@ -137,7 +137,7 @@ class EnvoyImport:
         """Add a file: one or more configurations, or manifests of Kubernetes that hold them.
 
         Raises:
-            EnvoyConfigurationError: it has none, or is not YAML, or a domain comes again.
+            EnvoyConfigurationError: the file has no configuration, is not YAML, or repeats a domain.
         """
         try:
             manifests = Manifests()

@@ -72,7 +72,7 @@ class RateLimitService:
         """Answer one request.
 
         Raises:
-            RefusedCallError: it gets a status in place of an answer, and nothing was charged.
+            RefusedCallError: the request gets a status in place of an answer, and nothing was charged.
         """
         unmapped = 0
         came_at = monotonic()

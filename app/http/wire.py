@@ -102,7 +102,7 @@ def require_few_values(body: bytes, most: int = MAX_VALUES, marks: bytes = b",[{
         except RecursionError as error:
             raise _not_json(error) from None
         except ValueError:
-            pass  # it is cut off
+            pass  # as the end of the body is cut off
         named = " ".join(marks.decode())
         raise unprocessable(FieldError("", f"has more than {most:,} of the characters {named}: split it"))
 

@@ -189,7 +189,7 @@ def _granted(server: str, answer: Any) -> None:
     """Check that a request was granted.
 
     Raises:
-        KafkaError: it was refused.
+        KafkaError: the server refused the request.
     """
     if not answer.error_code:
         return

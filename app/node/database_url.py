@@ -67,7 +67,7 @@ def check(text: str) -> str:
     """Return the URL of a catalog, if it is valid.
 
     Raises:
-        ValueError: it is not; the text quotes no part of the URL.
+        ValueError: the URL is not valid; the message quotes no part of it.
     """
     url = read_url(text, ("sqlite", "postgresql"), files=("sqlite",))
     if url.scheme == "sqlite":

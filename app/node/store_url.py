@@ -85,7 +85,7 @@ def check(text: str) -> str:
     """Return the URL of a store, if it is valid and every client of ours can read it.
 
     Raises:
-        ValueError: it is not; the text quotes no part of the URL.
+        ValueError: the URL is not valid; the message quotes no part of it.
     """
     url = read_url(text, SCHEMES)
     known = _known_options(url.scheme)

@@ -58,7 +58,7 @@ def read_url(text: str, schemes: Collection[str], *, files: Collection[str] = ()
         files: the schemes of files, whose paths may hold blanks and ``@``, and which have no host.
 
     Raises:
-        ValueError: it is no such URL.
+        ValueError: the value is no such URL.
     """
     scheme = _SCHEME.match(text)
     if scheme is None or scheme[1] not in schemes:
@@ -123,7 +123,7 @@ def any_text(value: str) -> None:
     """Read an option whose value may be any text except the empty one.
 
     Raises:
-        ValueError: it is empty.
+        ValueError: the value is empty.
     """
     if not value:
         raise ValueError("it has none")
@@ -155,7 +155,7 @@ def seconds(value: str) -> None:
     """Read an option that is a time in seconds, perhaps with a fraction.
 
     Raises:
-        ValueError: it is no such number, or 0.
+        ValueError: the value is no such number, or 0.
     """
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) or not float(value):
         raise ValueError("must be a number of seconds above 0")

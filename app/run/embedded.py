@@ -104,7 +104,7 @@ async def _ready(child: Child, socket: Path, directory: Path) -> None:
     """Wait until the store answers PING, which it refuses while it loads its file.
 
     Raises:
-        StartError: it ended before, or took too long.
+        StartError: the store ended before it was ready, or took too long.
     """
 
     async def answers() -> bool:

@@ -347,7 +347,7 @@ class ClusterStore:
         """The first slot of the primary at an address.
 
         Raises:
-            StoreError: it has none.
+            StoreError: the primary has no slot.
         """
         try:
             return self._owners.index(address)

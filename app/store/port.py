@@ -386,8 +386,8 @@ class Store(StoreCalls, Protocol):
             the misconfigurations that were found, although the store works.
 
         Raises:
-            ShortageError: this process is short of something, so it could not be examined.
-            StoreError: it does not decide or take writes.
+            ShortageError: this process is short of something, so the store could not be examined.
+            StoreError: the store does not decide or take writes.
         """
 
     async def close(self) -> None:

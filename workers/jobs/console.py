@@ -60,7 +60,7 @@ def write(
         from_ms, to_ms: the times of its first and its last row in the period.
 
     Raises:
-        JobError: they cannot be written.
+        JobError: the files cannot be written.
     """
     folder.text(ABOUT, json.dumps({"log": log, "from_ms": from_ms, "to_ms": to_ms}))
     folder.text(TABLES, json.dumps({"tables": [table.document() for table in tables]}))

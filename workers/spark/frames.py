@@ -123,7 +123,7 @@ class Frame(Spark):
         """The partitions of the frame.
 
         Raises:
-            JobError: it has no rows.
+            JobError: the frame has no rows.
         """
         rows = self._frame.count()
         if not rows:

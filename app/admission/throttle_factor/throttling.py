@@ -139,7 +139,7 @@ class Throttling(FactorSource):
         """Apply an observation that was made now, or at a caller's time, and write it to the record.
 
         Raises:
-            VolumeCountError: it is of a part of the cluster, and too many volumes would be known.
+            VolumeCountError: the observation is of a part of the cluster; too many volumes would be known.
             StoreError: the store did not answer; the observation may have been written.
         """
         await self._change(after_observation, seen, at_ms)

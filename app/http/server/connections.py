@@ -63,7 +63,7 @@ class ClientConnection:
         self._connections.count_late(self)
 
     def closed(self) -> None:
-        """Stop counting it; only the first call counts."""
+        """Stop counting the connection; later calls have no effect."""
         self._connections.remove(self)
 
 

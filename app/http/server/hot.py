@@ -118,7 +118,7 @@ class HotRoute(abc.ABC):
     ) -> bool:
         """Answer a whole request without a coroutine; if it needs one, do nothing and return False.
 
-        ``then`` is called once, perhaps before this returns; ``finish`` makes the answer of its argument.
+        ``then`` is called once, perhaps before this returns; ``finish`` makes the answer from its argument.
         """
         return False
 

@@ -203,7 +203,7 @@ def _at_first(bucket: BucketVerdicts, before: bytes | None) -> Replay:
     """The replay before the rows of a bucket.
 
     Raises:
-        LateRowsError: it has rows that come later than the first of these.
+        LateRowsError: the replay before has rows that come later than the bucket's first row.
     """
     if before is None:
         return Replay()

@@ -115,7 +115,7 @@ def _setting(name: str, kind: type[T], default: T) -> T:
     """A variable; durations are ISO 8601.
 
     Raises:
-        JobUsageError: it has no such value.
+        JobUsageError: the variable's value is not of this kind.
     """
     text = os.environ.get(PREFIX + name)
     if not text:

@@ -108,7 +108,7 @@ def check_url(url: str) -> str:
     """Return the URL of a node, if it is valid.
 
     Raises:
-        ValueError: it is not; the text quotes no part of it, as there may be a password in it.
+        ValueError: the URL is not valid; the message quotes no part of it, as it may have a password.
     """
     if is_quoted(url):
         raise ValueError(QUOTED)
