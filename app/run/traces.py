@@ -24,7 +24,7 @@ log: Final = structlog.get_logger("quotagate.traces")
 
 
 def traces_by(environment: Mapping[str, str]) -> Traces | None:
-    """Return the traces that OpenTelemetry's variables ask for; if there are none, load nothing, return None.
+    """Return the traces that OpenTelemetry's variables ask for; without any, load nothing and return None.
 
     A variable that is wrong turns traces off, never the node: all programs of a host may share it.
     """
