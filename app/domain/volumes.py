@@ -465,8 +465,7 @@ def _because(violating: Sequence[KnownVolume], volumes: int) -> str:
     if not violating:
         return f"observed: {volumes} volumes, all within the limit"
     worst = min(violating, key=lambda v: v.available_bytes or 0)
-    size = "" if worst.total_bytes is None else f" of {worst.total_bytes}"
+    size = "" if worst.total_bytes is None else f" of {worst.total_bytes:,}"
     more = f", and {len(violating) - 1} more" if len(violating) > 1 else ""
-    return (
-        f"violation: {worst.dir} of broker {worst.broker} has {worst.available_bytes}{size} bytes left{more}"
-    )
+    where = f"{worst.dir} of broker {worst.broker}"
+    return f"violation: {where} has {worst.available_bytes:,}{size} bytes left{more}"

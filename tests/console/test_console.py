@@ -235,7 +235,7 @@ def test_volumes_show_the_factor_and_how_full_each_disk_is(console: Console):
     assert labels == ["/data of broker 1 is used to 50 %", "/data<b> of broker 2 is used to 99.9 %"]
     said = page.locator("#factor-list")
     expect(said).to_contain_text(re.compile("Throttle factor\\s*0"))
-    expect(said).to_contain_text("violation: /data<b> of broker 2 has 50 of 10737418240 bytes left")
+    expect(said).to_contain_text("violation: /data<b> of broker 2 has 50 of 10,737,418,240 bytes left")
     expect(said).to_contain_text(re.compile("Valid\\s*[1-5] min"))
     expect(page.locator("#drill")).to_be_empty()
 

@@ -179,7 +179,7 @@ async def test_observation_is_answered_with_the_new_state(client: Client):
         "next_check_ms": T0 + MINUTE,
         "drill": None,
     }
-    assert pushed["reason"].startswith("violation: /data of broker 1 has 5 of 1000 bytes left")
+    assert pushed["reason"].startswith("violation: /data of broker 1 has 5 of 1,000 bytes left")
 
 
 async def test_partial_observation_keeps_other_volumes_and_complete_one_forgets_them(client: Client):

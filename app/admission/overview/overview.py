@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import dropwhile
+from itertools import islice, takewhile
 from time import monotonic
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -56,11 +56,13 @@ class View(NamedTuple):
     Attributes:
         now_ms: the store's time when the node last read, plus what has passed since.
         points: oldest first; objects that do not change.
+        earlier: the kept points before these.
     """
 
     now_ms: int
     nodes: list[ShownNode]
     points: list[Point]
+    earlier: list[Point]
 
 
 class DeploymentOverview:
@@ -134,8 +136,9 @@ class DeploymentOverview:
         ]
         series = self._seconds if resolution == "second" else self._minutes
         since = -1 if since_ms is None else since_ms // STEP_MS[resolution]
-        points = list(dropwhile(lambda point: point.at <= since, series.points))
-        return View(now_ms, sorted(nodes), points)
+        earlier = list(takewhile(lambda point: point.at <= since, series.points))
+        points = list(islice(series.points, len(earlier), None))
+        return View(now_ms, sorted(nodes), points, earlier)
 
     async def close(self) -> None:
         """End a read that is under way."""

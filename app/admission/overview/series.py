@@ -16,7 +16,7 @@ Counts before the first sample that is still kept are not known, and belong to n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -26,6 +26,9 @@ from app.store.samples import COUNTED, LATENCY_S, ProcessSample, ThrottledBucket
 
 MOST_THROTTLED: Final = 32
 """The most throttled buckets of a point, so that a day of them takes some megabytes at most."""
+
+PAUSE_MS: Final = 60_000
+"""Throttled asks with a longer pause between them are two stretches."""
 
 Sums = dict[tuple[str, str], tuple[int, int]]
 """The number of asks, and the sum of their throttle times in ms, by quota and bucket."""
@@ -181,3 +184,31 @@ def add_throttled(sums: Sums, buckets: list[ThrottledBucket]) -> None:
 def most_throttled(sums: Sums, most: int) -> list[ThrottledBucket]:
     """Return the buckets that throttled most asks, the first ones most."""
     return top((ThrottledBucket(*names, *numbers) for names, numbers in sums.items()), most)
+
+
+def throttled_since(
+    points: Sequence[Point], step_ms: int, buckets: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    """Return since when buckets have throttled asks, in ms, with no longer pause than ``PAUSE_MS``.
+
+    A stretch ends with the newest point that names the bucket; the kept points bound its length.
+
+    Args:
+        points: all that are kept, oldest first.
+        buckets: by quota and name.
+    """
+    since: dict[tuple[str, str], int] = {}
+    followed = set(buckets)
+    for place in range(len(points) - 1, -1, -1):
+        if not followed:
+            break
+        point = points[place]
+        began = points[place - 1].at if place else point.at - 1  # after a gap it counts for the gap, too
+        for each in point.throttled:
+            name = (each.quota, each.bucket)
+            if name in followed:
+                if (since.get(name, point.at) - point.at) * step_ms > PAUSE_MS:
+                    followed.remove(name)
+                else:
+                    since[name] = began
+    return {name: at * step_ms for name, at in since.items()}

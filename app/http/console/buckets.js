@@ -44,8 +44,11 @@ async function lookAtBucket() {
       ask(`v1/overview?${new URLSearchParams({ since_ms: waitsSince })}`),
     ]);
     if (looked !== watched) return;
-    fill("bucket-rows", buckets.map((b) => made("tr", {}, ...cells(made("code", {}, b.quota), b.observed, b.remaining,
-      b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids))), "No quota charges this bucket.", 8);
+    fill("bucket-rows", buckets.map((b) => {
+      const limit = limitOf(b, limits);
+      return made("tr", {}, ...cells(made("code", {}, b.quota), limit?.limit_now ?? null, limit ? quotaLink(limit.entity) : "–",
+        b.observed, b.remaining, b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids));
+    }), "No quota charges this bucket.", 10);
     byId("reset").disabled = !buckets.length;
     byId("watched").textContent = `${looked.bucket}, as of ${new Date().toLocaleTimeString()}`;
     for (const bucket of buckets) drawLevel(bucket, limits, overview);
@@ -66,9 +69,21 @@ async function limitsOf(bucket) {
   }
 }
 
+const limitOf = ({ quota, bucket }, limits) => limits.find((each) => each.quota === quota && each.bucket === bucket);
+
+// The page of the quotas that set a limit.
+const quotaLink = (entity) => made("a", { href: "#quotas", onclick: (event) => {
+  event.preventDefault();
+  act(async () => {
+    const quotas = await ask(pathOf(entity));
+    show("quotas", { focus: false });
+    edit(quotas);
+  });
+} }, made("code", {}, entity));
+
 // What is used against the limit: a rate, or ids in the window. A token bucket has a level, and is full at its burst.
 function drawLevel(bucket, limits, overview) {
-  const limit = limits.find((each) => each.quota === bucket.quota && each.bucket === bucket.bucket)?.limit_now ?? null;
+  const limit = limitOf(bucket, limits)?.limit_now ?? null;
   const wait = overview.throttled.find((each) => each.quota === bucket.quota && each.bucket === bucket.bucket);
   const meanMs = wait ? wait.throttle_ms / wait.asks : null;
   const isTokens = bucket.tokens !== null;

@@ -134,12 +134,19 @@ function showOverview(now, volumes, since) {
   const seconds = since && now.series.length ? (now.series.at(-1).at_ms - since) / 1000 : null;
   byId("busiest-span").textContent = `In ${SPANS[resolution].name}`;
   fill("busiest-rows", now.throttled.map((each) => made("tr", {}, ...cells(bucketLink(each), made("code", {}, each.quota),
-    seconds ? each.asks / seconds : null, each.throttle_ms ? duration(each.throttle_ms / each.asks / 1000) : "–"))),
-    `Nobody was throttled in ${SPANS[resolution].name}.`, 4);
+    sinceOf(each, now.now_ms), seconds ? each.asks / seconds : null),
+  made("td", { class: "number" }, each.throttle_ms ? duration(each.throttle_ms / each.asks / 1000) : "–"))),
+    `Nobody was throttled in ${SPANS[resolution].name}.`, 5);
   fill("store-rows", now.stores.map((store) => made("tr", {}, ...storeCells(store))), "No store is known.", 5);
   fill("node-rows", now.nodes.map(({ node, version, seen_ms: seen }) => made("tr", {}, ...cells(made("code", {}, node),
     version, `${duration(Math.max(now.now_ms - seen, 0) / 1000)} ago`))), "No node has counted yet.", 3);
   showDisks(volumes);
+}
+
+// The oldest entry bounds how far back it is known.
+function sinceOf({ since_ms: since }, nowMs) {
+  const length = duration(Math.floor(Math.max(nowMs - since, 0) / 1000));
+  return since < entries[0]?.at_ms ? `for more than ${length}` : `${clock(since / 1000)} (${length})`;
 }
 
 // A name of more than 64 characters is a digest, which no bucket has.
@@ -162,8 +169,11 @@ function showDisks({ factor, reason, volumes }) {
   byId("disk-factor").className = factor < 1 ? "bad" : "hint";
   const used = ({ total_bytes: total, available_bytes: free }) => total ? 1 - free / total : 2; // unknown ones first
   const fullest = volumes.toSorted((a, b) => used(b) - used(a)).slice(0, MOST_DISKS);
-  fill("disk-rows", fullest.map((volume) => made("tr", {}, ...volumeCells(volume).slice(0, 4))),
-    "No disk is observed. Set QUOTAGATE_VOLUME_SOURCE to throttle producers before disks are full.", 4);
+  fill("disk-rows", fullest.map((volume) => {
+    const [broker, dir, part, free, , state] = volumeCells(volume);
+    return made("tr", {}, broker, dir, part, free, state);
+  }),
+    "No disk is observed. Set QUOTAGATE_VOLUME_SOURCE to throttle producers before disks are full.", 5);
 }
 
 function showFaults(now, volumes) {

@@ -75,8 +75,10 @@ function edit(quotas, { focus = true } = {}) {
   if (focus) (quotas.entity ? byId("edit-rows").querySelector("input") : byId("edit-entity")).focus();
   showChanges(quotas);
   beginShadows(quotas);
-  if (isOther) beginLadder(quotas);
-  else if (byId("ladder").childElementCount) act(showLadder);
+  if (isOther) {
+    beginLadder(quotas);
+    showWhatifs(quotas);
+  } else if (byId("ladder").childElementCount) act(showLadder);
 }
 
 function editRow(key, text) {

@@ -3,6 +3,7 @@
 const MAX_TABLES_SHOWN = 40;
 const MAX_ROWS_SHOWN = 200;
 const MAX_LINES = 4;
+const MAX_WHATIFS = 5;
 const DAY_S = 86400;
 const LATEST_MS = 8.64e15; // that a date can be
 const JOBS = { audit: "audit", whatif: "what-if", recommend: "recommendation", backfill: "backfill" };
@@ -83,7 +84,27 @@ function resultOf({ kind, summary }) {
   return { text: kind === "backfill" ? `${count(summary.ids)} ids in ${count(summary.buckets)} buckets` : "–", isBad: false };
 }
 
-async function openReport(name) {
+// Links from an entity to the newest what-ifs; a report says what it would have refused of that entity.
+async function showWhatifs({ entity }) {
+  byId("whatifs").replaceChildren();
+  let found;
+  try { // not by act: without reports, the page of a quota is whole
+    found = (await ask("v1/reports")).reports;
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return;
+  }
+  if (editing?.entity !== entity) return; // another one is shown by now
+  const whatifs = found.filter(({ kind }) => kind === "whatif").slice(0, MAX_WHATIFS);
+  byId("whatifs").replaceChildren(...whatifs.map((report) => made("li", {}, made("a", { href: "#reports", onclick: (event) => {
+    event.preventDefault();
+    show("reports");
+    act(() => openReport(report.name, entity));
+  } }, made("code", {}, report.name)), `: ${resultOf(report).text} (${shortly(report.modified_ms)})`)));
+}
+
+// `entity`: its quotas' rows are marked, and the first one is in view.
+async function openReport(name, entity) {
   reading = name;
   const report = await ask(`v1/reports/${encodeURIComponent(name)}`);
   if (reading !== name) return; // another one was opened meanwhile
@@ -107,11 +128,12 @@ async function openReport(name) {
     const isCurve = table.columns[0] === "at_ms";
     if (isCurve && !figures) place.append(figures = made("div", { class: "curves" }));
     if (isCurve) drawTable(figures, table);
-    else place.append(reportTable(table));
+    else place.append(reportTable(table, table.name === "quotas" ? entity : undefined));
     if (!isCurve) figures = null;
   }
   if (!report.tables.length) place.append(made("pre", {}, made("code", {}, JSON.stringify(report.summary, null, 1).slice(0, 20_000))));
   place.querySelector("h2").focus();
+  place.querySelector("[aria-current]")?.scrollIntoView({ block: "center" });
 }
 
 // The findings of an audit: over all, and by principal.
@@ -136,7 +158,8 @@ function reportCell(column, value) {
   return column.endsWith("_ms") ? duration(value / 1000) : shown(Number.isInteger(value) ? value : Number(value.toPrecision(6)));
 }
 
-function reportTable({ title, columns, rows, count: all }) {
+// The rows whose first value is `marked`, if given, are the current ones.
+function reportTable({ title, columns, rows, count: all }, marked) {
   if (!rows.length) return made("div", {}, made("h3", {}, title), made("p", { class: "hint" }, "None."));
   const isNumber = columns.map((column, place) => column !== "at_ms" && rows.some((row) => typeof row[place] === "number"));
   const cell = (tag, place, text) => made(tag, { class: isNumber[place] ? "number" : null }, text);
@@ -144,8 +167,8 @@ function reportTable({ title, columns, rows, count: all }) {
   return made("div", {}, made("h3", {}, title),
     made("div", { class: "wide long", tabindex: 0, role: "region", "aria-label": title }, made("table", {},
       made("thead", {}, made("tr", {}, ...columns.map((column, place) => cell("th", place, headOf(column))))),
-      made("tbody", {}, ...kept.map((row) => made("tr", {}, ...columns.map((column, place) =>
-        cell("td", place, reportCell(column, row[place])))))))),
+      made("tbody", {}, ...kept.map((row) => made("tr", { "aria-current": row[0] === marked ? "true" : null },
+        ...columns.map((column, place) => cell("td", place, reportCell(column, row[place])))))))),
     all > kept.length ? made("p", { class: "hint" }, `${shown(kept.length)} of ${shown(all)} rows`) : null);
 }
 

@@ -63,6 +63,13 @@ class OverviewThrottledBody(Struct):
     ]
     asks: Annotated[Count, Meta(description="Asks that it delayed or throttled.")]
     throttle_ms: Annotated[Count, Meta(description="Their throttle times together.")]
+    since_ms: Annotated[
+        Instant,
+        Meta(
+            description="It has throttled asks since then, with no pause of more than a minute; the oldest "
+            "entry that is kept bounds it."
+        ),
+    ]
 
 
 class OverviewStoreBody(Struct):
@@ -116,7 +123,15 @@ _SHOWN: Final = {
         }
     ],
     "latency_ms": LATENCY_MS,
-    "throttled": [{"quota": "request_rate", "bucket": "user=alice", "asks": 36, "throttle_ms": 36_000}],
+    "throttled": [
+        {
+            "quota": "request_rate",
+            "bucket": "user=alice",
+            "asks": 36,
+            "throttle_ms": 36_000,
+            "since_ms": 1_763_719_620_000,
+        }
+    ],
     "stores": [
         {"primary": "127.0.0.1:6379", "memory_bytes": 52_428_800, "max_bytes": 1_073_741_824, "faults": []}
     ],

@@ -159,7 +159,7 @@ _SHOWN: Final = {
     "factor": 0.0,
     "since_ms": 1_795_000_000_000,
     "valid_until_ms": 1_795_000_300_000,
-    "reason": "violation: /data of broker 2 has 104857600 of 10737418240 bytes left",
+    "reason": "violation: /data of broker 2 has 104,857,600 of 10,737,418,240 bytes left",
     "source": "push",
     "next_check_ms": 1_795_000_060_000,
     "volumes": [

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admission.overview.overview import STEP_MS, DeploymentOverview, Resolution, View
-from app.admission.overview.series import Sums, add_throttled, most_throttled
+from app.admission.overview.series import Sums, add_throttled, most_throttled, throttled_since
 from app.domain.quota import MAX_EXACT
 from app.http.access.access import Access
 from app.http.openapi import overview as schema
@@ -97,6 +97,9 @@ def _document(view: View, resolution: Resolution, stores: Sequence[ShownStore], 
     throttled: Sums = {}
     for point in view.points:
         add_throttled(throttled, point.throttled)
+    busiest = most_throttled(throttled, schema.MOST_THROTTLED)
+    names = [(each.quota, each.bucket) for each in busiest]
+    since_ms = throttled_since([*view.earlier, *view.points], step_ms, names)
     return msgspec.json.encode(
         schema.OverviewBody(
             now_ms=view.now_ms,
@@ -112,8 +115,8 @@ def _document(view: View, resolution: Resolution, stores: Sequence[ShownStore], 
             ],
             latency_ms=schema.LATENCY_MS,
             throttled=[
-                schema.OverviewThrottledBody(each.quota, each.bucket, each.asks, each.throttle_ms)
-                for each in most_throttled(throttled, schema.MOST_THROTTLED)
+                schema.OverviewThrottledBody(*name, each.asks, each.throttle_ms, since_ms[name])
+                for name, each in zip(names, busiest, strict=True)
             ],
             stores=[schema.OverviewStoreBody(*store[:3], list(store.faults)) for store in stores],
             throttle_factor=factor,

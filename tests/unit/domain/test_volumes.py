@@ -259,9 +259,9 @@ def test_factor_is_held_when_a_poll_is_an_interval_late():
 def test_reason_names_the_fullest_volume_and_counts_the_others():
     state = start_state(0, KAFKA)
     one = after_observation(state, polled(volume("1", 5), volume("2", 500)), 0, KAFKA)
-    assert one.reason == "violation: /data of broker 1 has 5 of 1000 bytes left"
+    assert one.reason == "violation: /data of broker 1 has 5 of 1,000 bytes left"
     three = after_observation(state, polled(volume("1", 50), volume("2", 5), volume("3", 70)), 0, KAFKA)
-    assert three.reason == "violation: /data of broker 2 has 5 of 1000 bytes left, and 2 more"
+    assert three.reason == "violation: /data of broker 2 has 5 of 1,000 bytes left, and 2 more"
 
 
 def test_only_known_sizes_are_ok():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.admission.overview.series import MOST_THROTTLED, SummedSeries
+from app.admission.overview.series import MOST_THROTTLED, Point, SummedSeries, throttled_since
 from app.store.samples import COUNTED, ProcessSample, ThrottledBucket, TimedSample
 
 AT = 1_763_719_700
@@ -173,3 +173,35 @@ def test_samples_of_other_versions_count_as_far_as_they_are_known() -> None:
     found.close((AT + 3) * 1_000)
     (point,) = found.points
     assert point.counts == [6, *[0] * (len(COUNTED) - 1)]
+
+
+ALICE = ("request_rate", "user=alice")
+
+
+def since(*throttled: int, lost: int = 0) -> int | None:
+    """Since when alice is throttled, with points until second 200, of which one is lost."""
+    made = [
+        Point(AT + at, [], [], 0, [ThrottledBucket(*ALICE, 1, 5)] if at in throttled else [])
+        for at in range(1, 201)
+        if at != lost
+    ]
+    found = throttled_since(made, 1_000, [ALICE]).get(ALICE)
+    return None if found is None else found // 1_000 - AT
+
+
+def test_a_bucket_is_throttled_since_the_first_point_without_a_longer_pause_than_a_minute() -> None:
+    assert since() is None
+    assert since(150) == 149
+    assert since(20, 81, 140) == 19, "pauses of 60 and 58 seconds"
+    assert since(20, 82, 140) == 81, "a pause of 61 seconds"
+    assert since(1, 50, 100, 150, 200) == 0, "since the first point that is kept"
+    assert since(100, lost=99) == 98, "its point counts the lost one, too"
+
+
+def test_by_the_minute_one_minute_without_throttled_asks_is_a_short_pause() -> None:
+    def minutes(*throttled: int) -> list[Point]:
+        busy = [ThrottledBucket(*ALICE, 1, 5)]
+        return [Point(at, [], [], 0, busy if at in throttled else []) for at in range(1, 8)]
+
+    assert throttled_since(minutes(1, 2, 4, 5, 7), 60_000, [ALICE]) == {ALICE: 0}
+    assert throttled_since(minutes(1, 4, 5, 7), 60_000, [ALICE]) == {ALICE: 3 * 60_000}
