@@ -28,6 +28,9 @@ CROWD: Final = "127.0.0.14"
 PER_ADDRESS: Final = 32
 BOUND: Final = {"QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": str(PER_ADDRESS)}
 
+NO_COLLECTOR: Final = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+"""Decisions have spans, which nobody receives."""
+
 NO_FILES: Final = 3
 """A limit of open files below the descriptors that a node has, so that it can open no more."""
 
@@ -118,7 +121,7 @@ def watched() -> Iterator[Watched]:
     """A node that has counted something in every metric; its store may evict, to show that fault too."""
     with (
         stores.server("valkey", "--maxmemory-policy", "allkeys-lru") as store,
-        serving(store_url=store.url, environment=RULES | BOUND) as (node, envoy_port),
+        serving(store_url=store.url, environment=RULES | BOUND | NO_COLLECTOR) as (node, envoy_port),
     ):
         tokens = {"limit": 1, "algorithm": "token_bucket", "burst": 5}
         shadow = {"limit": 1, "shadow": True}
@@ -141,6 +144,7 @@ def watched() -> Iterator[Watched]:
         found.crowd()
         found.run_short()
         found.load_without_the_store()
+        eventually(lambda: "quotagate_spans_dropped_total" in labels_of(found.text()))
         yield found
 
 
