@@ -28,7 +28,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app import storage_location
 from app.domain.digest import secret_of
-from app.domain.volumes import VolumeLimit, VolumeRules
+from app.domain.volumes import Source, VolumeLimit, VolumeRules
 from app.kafka import configuration as kafka_configuration
 from app.node import cores, database_url, store_url, variables
 from app.node.errors import SettingsError
@@ -221,9 +221,7 @@ class Settings(BaseSettings):
     envoy_mapping: Annotated[FilePath | None, BeforeValidator(_empty_is_none)] = None
     """File that says which principal and client-id Envoy's descriptors name (docs/envoy.md)."""
 
-    volume_source: Annotated[Literal["kafka", "push", "static"] | None, BeforeValidator(_empty_is_none)] = (
-        None
-    )
+    volume_source: Annotated[Source | None, BeforeValidator(_empty_is_none)] = None
     """Where disk usage comes from. Without it, full volumes throttle nothing."""
     volume_min_available_bytes: Annotated[
         Annotated[int, Field(gt=0)] | None, BeforeValidator(_empty_is_none)

@@ -17,7 +17,7 @@ import yaml
 from app.run.cli import cli
 from tests.tiers import refusal
 from workers.jobs.__main__ import Processes
-from workers.jobs.command import Driver, command_line
+from workers.jobs.command import JOBS, Driver, command_line
 from workers.spark.__main__ import Spark
 
 ROOT: Final = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ PATH: Final = re.compile(rf"(?:{HOLDING_CODE})/[\w./*-]*(?:::[\w.]+)?")
 FENCED: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND: Final = re.compile(r"^(?:\$ )?(?:\S*/)?(make|quotagate) (.+)$")
 TARGET: Final = re.compile(r"^([\w./-]+):.*", re.MULTILINE)
-LOCAL_JOBS: Final = {"audit": "audit", "run": "backfill", "whatif": "whatif", "recommend": "recommend"}
+LOCAL_JOBS: Final = {"run" if job == "backfill" else job: job for job in JOBS}
 """The jobs that commands run on this machine: `quotagate audit` and `quotagate backfill run`."""
 MADE: Final = frozenset({"clients/generated"})
 """Paths that `make` writes into the working copy."""

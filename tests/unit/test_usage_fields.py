@@ -9,13 +9,15 @@ from typing import Annotated, Any, get_type_hints
 
 from app.domain.ask import AMOUNTS, COUNTS
 from app.domain.quota import KEYS
-from app.http.bodies import Amount, Count, UsageBody
+from app.http.bodies import Amount, Count, LeaseUsageBody, UsageBody
 from app.run.commands.decide import decide
 from quotagate_client.asks import Usage
+from quotagate_client.leases import INTEGERS
 
 IDS = "producer_ids"
 FIELDS = {*COUNTS, *AMOUNTS, IDS}
-PAGE = Path(__file__).parents[2] / "docs" / "quota-keys.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "quota-keys.md"
 
 
 def bare(kind: Any) -> Any:
@@ -34,6 +36,8 @@ def test_usage_of_each_quota_key_is_a_count_or_an_amount():
 
 
 def test_usage_fields_of_a_body_have_the_right_kind():
+    found = set(LeaseUsageBody.__struct_fields__) | {IDS}
+    assert found == FIELDS, missing_in("LeaseUsageBody in app/http/bodies.py", found)
     found = set(UsageBody.__struct_fields__)
     assert found == FIELDS, missing_in("UsageBody in app/http/bodies.py", found)
     hints: dict[str, Any] = get_type_hints(UsageBody, include_extras=True)
@@ -58,6 +62,13 @@ def test_decide_has_an_option_for_each_usage_field():
 def test_python_client_knows_each_usage_field():
     found = set(Usage.__annotations__)
     assert found == FIELDS, missing_in("Usage in clients/python/quotagate_client/asks.py", found)
+    assert set(COUNTS) == INTEGERS, "INTEGERS in clients/python/quotagate_client/leases.py has the COUNTS"
+
+
+def test_page_of_envoy_has_each_usage_field_without_ids():
+    (row,) = re.findall(r"^\| `usage` \|.*$", (DOCS / "envoy.md").read_text(), re.MULTILINE)
+    found = {*re.findall(r"`(\w+)`", row), IDS} - {"usage"}
+    assert found == FIELDS, missing_in("the row `usage` in docs/envoy.md", found)
 
 
 def test_page_of_quota_keys_has_each_with_its_defaults():

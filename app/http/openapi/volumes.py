@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from app.domain.volumes import KNOWN_AT_MOST
+from app.domain.volumes import KNOWN_AT_MOST, Source
 from app.http.bodies import NAME_SCHEMA, Name
 from app.http.faults import MUST
 from app.http.openapi.quotas import REASON
@@ -100,7 +100,7 @@ class VolumesBody(Struct):
         ),
     ]
     source: Annotated[
-        Annotated[Literal["kafka", "push", "static"], Meta(extra_json_schema={"type": "string"})] | None,
+        Annotated[Source, Meta(extra_json_schema={"type": "string"})] | None,
         Meta(description="null: volumes are not observed."),
     ]
     next_check_ms: Annotated[

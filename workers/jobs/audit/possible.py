@@ -5,14 +5,14 @@ The judges compute with the values of a row. Such a row is a finding by itself, 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from app.domain.ask import MODES
 from app.domain.decision import OUTCOMES
-from app.domain.quota import KEYS
+from app.domain.quota import KEYS, Algorithm, Enforcement
 from workers.jobs.audit.bucket_findings import SCHEMA
 from workers.jobs.verdicts import Flags, LogRows, among, integers, numbers, valid
 
@@ -22,8 +22,8 @@ KINDS: Final = (
 )
 WORDS: Final = {
     "quota": tuple(KEYS),
-    "algorithm": ("sampled_rate", "token_bucket", "producer_ids"),
-    "enforcement": ("deny", "delay"),
+    "algorithm": get_args(Algorithm),
+    "enforcement": get_args(Enforcement),
     "outcome": OUTCOMES,
 }
 """The words that a verdict may have."""
