@@ -15,13 +15,13 @@ from itertools import dropwhile
 from time import monotonic
 from typing import Final, Literal, NamedTuple, Protocol
 
-from app.admission.overview.series import Point, SummedSeries
+from app.admission.overview.series import MINUTE_MS, Point, SummedSeries
 from app.store.port import StoreError
 from app.store.samples import MINUTES_MS, SECONDS_MS, NewSamples
 
 Resolution = Literal["second", "minute"]
 
-STEP_MS: Final = {"second": 1_000, "minute": 60_000}
+STEP_MS: Final = {"second": 1_000, "minute": MINUTE_MS}
 LATE_MS: Final = {"second": 1_500, "minute": 5_000}
 """How long after its end a point is final: processes publish in the next half second, or try again later."""
 KEPT_S: Final = 1.0
@@ -56,11 +56,13 @@ class View(NamedTuple):
     Attributes:
         now_ms: the store's time when the node last read, plus what has passed since.
         points: oldest first; objects that do not change.
+        minutes: all points by the minute.
     """
 
     now_ms: int
     nodes: list[ShownNode]
     points: list[Point]
+    minutes: list[Point]
 
 
 class DeploymentOverview:
@@ -135,7 +137,7 @@ class DeploymentOverview:
         series = self._seconds if resolution == "second" else self._minutes
         since = -1 if since_ms is None else since_ms // STEP_MS[resolution]
         points = list(dropwhile(lambda point: point.at <= since, series.points))
-        return View(now_ms, sorted(nodes), points)
+        return View(now_ms, sorted(nodes), points, list(self._minutes.points))
 
     async def close(self) -> None:
         """End a read that is under way."""

@@ -16,8 +16,8 @@ Counts before the first sample that is still kept are not known, and belong to n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -26,6 +26,12 @@ from app.store.samples import COUNTED, LATENCY_S, ProcessSample, ThrottledBucket
 
 MOST_THROTTLED: Final = 32
 """The most throttled buckets of a point, so that a day of them takes some megabytes at most."""
+
+MINUTE_MS: Final = 60_000
+LONG_MINUTES: Final = 30
+"""A bucket that throttled asks in each of so many minutes has done so for long."""
+MOST_STEPS: Final = 2
+"""Two points of a run are at most so many minutes apart: the sample of one minute may be lost."""
 
 Sums = dict[tuple[str, str], tuple[int, int]]
 """By quota and bucket: asks, and their throttle times in ms."""
@@ -181,3 +187,37 @@ def add_throttled(sums: Sums, buckets: list[ThrottledBucket]) -> None:
 def most_throttled(sums: Sums, most: int) -> list[ThrottledBucket]:
     """Return the buckets that throttled most asks, the first ones most."""
     return top((ThrottledBucket(*names, *numbers) for names, numbers in sums.items()), most)
+
+
+class LongThrottled(NamedTuple):
+    """A bucket that has throttled asks for long, and since when at least."""
+
+    quota: str
+    bucket: str
+    since_ms: int
+
+
+def long_throttled(minutes: Sequence[Point], now_ms: int) -> list[LongThrottled]:
+    """Return the buckets that throttled asks in each of the last 30 minutes or more, the longest first.
+
+    Args:
+        minutes: points by the minute, oldest first.
+    """
+    since: dict[tuple[str, str], int] = {}
+    run: set[tuple[str, str]] | None = None
+    later = now_ms // MINUTE_MS
+    for point in reversed(minutes):
+        names = {(each.quota, each.bucket) for each in point.throttled}
+        run = names if run is None else run & names
+        if not run or later - point.at > MOST_STEPS:
+            break
+        since.update(dict.fromkeys(run, point.at - 1))
+        later = point.at
+    return sorted(
+        (
+            LongThrottled(*names, at * MINUTE_MS)
+            for names, at in since.items()
+            if minutes[-1].at - at >= LONG_MINUTES
+        ),
+        key=lambda each: (each.since_ms, each),
+    )

@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from app.admission.overview.series import LONG_MINUTES
+from app.admission.overview.series import MOST_THROTTLED as MOST_IN_MINUTE
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http.openapi.schema import Schema, access_problems, answer_of, components, route
 from app.http.problems import FieldError, unprocessable
@@ -65,6 +67,14 @@ class OverviewThrottledBody(Struct):
     throttle_ms: Annotated[Count, Meta(description="Their throttle times together.")]
 
 
+class OverviewLongThrottledBody(Struct):
+    """A bucket that has throttled asks for long."""
+
+    quota: Annotated[str, Meta(description="The quota key.", extra_json_schema={"enum": list(KEYS)})]
+    bucket: Annotated[str, Meta(description="The bucket, as in `throttled`.")]
+    since_ms: Annotated[Instant, Meta(description="It has throttled asks in each minute since then.")]
+
+
 class OverviewStoreBody(Struct):
     """A primary of the store, as the node that answers examined it last."""
 
@@ -86,6 +96,15 @@ class OverviewBody(Struct):
     throttled: Annotated[
         list[OverviewThrottledBody],
         Meta(max_length=MOST_THROTTLED, description="The buckets that throttled most asks in these entries."),
+    ]
+    throttled_long: Annotated[
+        list[OverviewLongThrottledBody],
+        Meta(
+            max_length=MOST_IN_MINUTE,
+            description=f"The buckets that delayed or throttled asks in each of the last "
+            f"{LONG_MINUTES} minutes or more, whatever `resolution` and `since_ms` are; the longest "
+            "first. The lost sample of a minute does not end this.",
+        ),
     ]
     stores: Annotated[list[OverviewStoreBody], Meta(description="The primaries of the store.")]
     throttle_factor: Annotated[
@@ -117,6 +136,7 @@ _SHOWN: Final = {
     ],
     "latency_ms": LATENCY_MS,
     "throttled": [{"quota": "request_rate", "bucket": "user=alice", "asks": 36, "throttle_ms": 36_000}],
+    "throttled_long": [{"quota": "producer_ids_rate", "bucket": "user=bob", "since_ms": 1_763_715_000_000}],
     "stores": [
         {"primary": "127.0.0.1:6379", "memory_bytes": 52_428_800, "max_bytes": 1_073_741_824, "faults": []}
     ],

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admission.overview.overview import STEP_MS, DeploymentOverview, Resolution, View
-from app.admission.overview.series import Sums, add_throttled, most_throttled
+from app.admission.overview.series import Sums, add_throttled, long_throttled, most_throttled
 from app.domain.quota import MAX_EXACT
 from app.http.access.access import Access
 from app.http.openapi import overview as schema
@@ -114,6 +114,9 @@ def _document(view: View, resolution: Resolution, stores: Sequence[ShownStore], 
             throttled=[
                 schema.OverviewThrottledBody(each.quota, each.bucket, each.asks, each.throttle_ms)
                 for each in most_throttled(throttled, schema.MOST_THROTTLED)
+            ],
+            throttled_long=[
+                schema.OverviewLongThrottledBody(*each) for each in long_throttled(view.minutes, view.now_ms)
             ],
             stores=[schema.OverviewStoreBody(*store[:3], list(store.faults)) for store in stores],
             throttle_factor=factor,

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from app.admission.overview.series import MOST_THROTTLED, SummedSeries
+import pytest
+
+from app.admission.overview.series import (
+    LONG_MINUTES,
+    MINUTE_MS,
+    MOST_THROTTLED,
+    LongThrottled,
+    Point,
+    SummedSeries,
+    long_throttled,
+)
 from app.store.samples import COUNTED, ProcessSample, ThrottledBucket, TimedSample
 
 AT = 1_763_719_700
@@ -173,3 +183,48 @@ def test_samples_of_other_versions_count_as_far_as_they_are_known() -> None:
     found.close((AT + 3) * 1_000)
     (point,) = found.points
     assert point.counts == [6, *[0] * (len(COUNTED) - 1)]
+
+
+MINUTE = 29_395_328
+
+
+def throttling(minutes: dict[int, str]) -> list[Point]:
+    """Points by the minute, each with the principals that it throttled."""
+    return [
+        Point(MINUTE + at, [], [], 0, [ThrottledBucket("request_rate", f"user={one}", 1, 5) for one in names])
+        for at, names in sorted(minutes.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"),
+    [
+        ({}, {}),
+        (dict.fromkeys(range(1, 30), "a"), {}),
+        (dict.fromkeys(range(1, 31), "a"), {"a": 0}),
+        (dict.fromkeys(range(1, 31), "a") | dict.fromkeys(range(-60, 1), "b"), {"a": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | dict.fromkeys(range(-60, 1), "b"), {"b": -61, "a": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | {30: "b"}, {"b": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | {17: "b"}, {"b": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | {17: ""}, {}),
+        ({at: "a" for at in range(1, 31) if at % 3}, {}),
+        ({at: "a" for at in range(31) if at not in (4, 9, 20)}, {"a": -1}),
+        ({at: "a" for at in range(31) if at not in (4, 5)}, {}),
+        (dict.fromkeys(range(-60, 29), "a"), {"a": -61}),
+        (dict.fromkeys(range(-60, 28), "a"), {}),
+    ],
+    ids=[
+        *("nothing", "29 minutes", "30 minutes", "another before", "one much longer", "not in the newest"),
+        *("not in one", "nobody in one", "the newest is lost, and the run too short", "some are lost"),
+        *("two in a row are lost", "the newest are late", "the newest are lost"),
+    ],
+)
+def test_bucket_in_each_minute_of_half_an_hour_is_throttled_for_long(
+    minutes: dict[int, str], expected: dict[str, int]
+) -> None:
+    found = long_throttled(throttling(minutes), (MINUTE + 31) * MINUTE_MS - 1)
+    assert LONG_MINUTES == 30
+    assert found == [
+        LongThrottled("request_rate", f"user={name}", (MINUTE + at) * MINUTE_MS)
+        for name, at in expected.items()
+    ]
