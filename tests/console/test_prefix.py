@@ -13,11 +13,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.console import decoy as decoys
-from tests.console.conftest import Console
+from tests.console.conftest import PUSHED, Console
 from tests.console.decoy import Decoy
 from tests.ports import free_port
 from tests.programs import end
-from tests.service import Service, eventually
+from tests.report_folders import TABLES, made
+from tests.service import Service, eventually, running
+from tests.stores import Server
 from tests.tools import need
 
 PREFIXES: Final = ("/quotagate/", "/ops/tools/quota-gate/")
@@ -47,6 +49,15 @@ class Host:
     url: str
     decoy: Decoy
     node: Service
+
+
+@pytest.fixture(scope="module")
+def node(store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A node that shows a report."""
+    folder = tmp_path_factory.mktemp("reports")
+    made(folder, "nightly", report={"log": "log", "from_ms": 1, "to_ms": 2}, tables=TABLES)
+    with running(store_url=store.url, environment={**PUSHED, "QUOTAGATE_REPORTS": str(folder)}) as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +134,73 @@ def test_documents_below_the_prefix_load_their_files_there(
     assert host.decoy.heads == []
 
 
+def look_at_the_overview(page: Page) -> None:
+    expect(page.locator("#curves figure")).to_have_count(4)
+    with page.expect_response(lambda answer: "resolution=minute" in answer.url) as day:
+        page.check("input[value=minute]")
+    assert day.value.ok
+    with page.expect_response(lambda answer: "resolution=second" in answer.url) as lately:
+        page.check("input[value=second]")
+    assert lately.value.ok
+    expect(page.locator("#disk-factor")).to_contain_text("Throttle factor")
+
+
+def change_quotas(page: Page, node: Service, entity: str) -> None:
+    """Make a shadow quota, make it live, undo that, follow the ladder to the bucket, and delete all."""
+    page.click("#new")
+    page.fill("#edit-entity", entity)
+    page.fill("#edit-rows input", '{"limit": 7, "shadow": true}')
+    page.fill("#edit-reason", "a try")
+    page.click("#editor button.strong")
+    page.wait_for_selector(f"#quota-rows tr[data-entity='{entity}']")
+    page.click("#shadow-rows button")
+    page.click("#promote-yes")
+    expect(page.locator("#history li")).to_have_count(2)
+    assert node.http.get(f"/v1/quotas/{entity}").json()["quotas"] == {"request_rate": {"limit": 7}}
+    page.click("#history .undo")
+    expect(page.locator("#history li")).to_have_count(3)
+    expect(page.locator("#ladder li.found")).to_contain_text(entity)
+    page.click("#ladder a")
+    watch_a_bucket(page, entity)
+    page.click("#tab-quotas")
+    page.click("#edit-delete")
+    eventually(lambda: node.http.get(f"/v1/quotas/{entity}").status_code == 404)
+
+
+def watch_a_bucket(page: Page, bucket: str) -> None:
+    expect(page.locator("#watched")).to_contain_text(f"{bucket}, as of")
+    page.locator("#levels canvas").wait_for()
+    with page.expect_response("**/v1/buckets:reset") as reset:
+        page.click("#reset")
+    assert reset.value.ok
+
+
+def manage_keys(page: Page) -> None:
+    page.fill("#key-name", "gateway")
+    page.press("#key-name", "Enter")
+    page.click("#secret-close")
+    row = page.locator("#key-rows tr[data-key=gateway]")
+    row.get_by_role("button", name="Rotate").click()
+    page.click("#rotation-form .strong")
+    page.click("#secret-close")
+    expect(row).to_contain_text("rotated")
+    row.get_by_role("button", name="Revoke").click()
+    expect(row).to_have_count(0)
+
+
+def read_a_report(page: Page) -> None:
+    page.locator("#report-rows tr", has_text="nightly").click()
+    expect(page.locator("#report h2")).to_have_text("audit nightly")
+    expect(page.locator("#report canvas")).to_have_count(1)
+
+
+def explain_limits(page: Page) -> None:
+    page.fill("#who [name=principal]", "seen")
+    page.click("#who button")
+    page.click("#explained article:has-text('request_rate') a")
+    watch_a_bucket(page, "user=seen")
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_everything_that_a_person_does_in_the_console_stays_below_the_prefix(
     context: BrowserContext, host: Host, prefix: str
@@ -131,28 +209,29 @@ def test_everything_that_a_person_does_in_the_console_stays_below_the_prefix(
     page = opened(context, f"{host.url}{prefix}")
     complaints: list[str] = []
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-    console = Console(page, host.node).unlocked()
-    assert any("user=seen" in row for row in console.rows("quota-rows"))
-    page.click("#new")
-    page.fill("#edit-entity", "user=made")
-    page.fill("#edit-rows input", "7")
-    page.click("#editor button.strong")
-    page.wait_for_selector("#quota-rows tr:has-text('user=made')")
-    assert host.node.http.get("/v1/quotas/user=made").is_success
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: dialog.accept())
-    page.click("#edit-delete")
-    eventually(lambda: host.node.http.get("/v1/quotas/user=made").status_code == 404)
-    for view in ("overview", "buckets", "health", "volumes", "effective"):
-        console.view(view)
-    page.fill("#who [name=principal]", "seen")
-    page.click("#who button")
-    page.wait_for_selector("#explained :text('request_rate')")
-    page.evaluate("lookAtOverview()")
-    page.evaluate("lookAtHealth()")
-    page.evaluate("lookAtVolumes()")
+    console = Console(page, host.node)
+    context.on("request", lambda request: console.asked.append(request.url))
+    console.unlocked()
+    assert any("user=seen" in row for row in console.rows("quota-rows"))
+    change_quotas(page, host.node, f"user=made-{PREFIXES.index(prefix)}")
+    for view, deed in {
+        "overview": look_at_the_overview,
+        "effective": explain_limits,
+        "keys": manage_keys,
+        "reports": read_a_report,
+    }.items():
+        deed(console.view(view).page)
+    console.view("health")
     expect(page.locator("#health-list")).to_contain_text("ready")
+    console.view("volumes")
+    expect(page.locator("#volume-rows")).to_have_text("No volume is known.")
     assert host.decoy.heads == []
     assert [text for text in complaints if "Failed to load resource" not in text] == []
+    asked = {url.removeprefix(f"{host.url}{prefix}").partition("?")[0] for url in console.asked}
+    assert asked >= {"v1/overview", "v1/quotas:history", "v1/quotas:shadow", "v1/reports/nightly"}
+    assert [url for url in asked if "://" in url] == []
 
 
 NAMES: Final = (
@@ -260,9 +339,9 @@ def test_addresses_in_answers_lead_below_the_prefix(host: Host, prefix: str):
         api = document.join(server["url"])
         assert str(api) == base
         for entity in names:
-            made = http.put(api.join(f"v1/quotas/{entity}"), json={"request_rate": 1})
-            assert made.status_code == 201, made.text
-            found = http.get(made.url.join(made.headers["Location"]))
-            assert found.json()["entity"] == made.json()["entity"] == entity
-            assert http.delete(made.url).is_success
+            put = http.put(api.join(f"v1/quotas/{entity}"), json={"request_rate": 1})
+            assert put.status_code == 201, put.text
+            found = http.get(put.url.join(put.headers["Location"]))
+            assert found.json()["entity"] == put.json()["entity"] == entity
+            assert http.delete(put.url).is_success
     assert host.decoy.heads == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,12 +214,14 @@ def test_summary_of_any_form_is_shown(console: Console, hostile: Path, summary_:
 
 
 def test_names_of_reports_are_never_markup_nor_paths(console: Console, hostile: Path):
-    for text in HOSTILE:
+    texts = (*HOSTILE, "\x01\x07\x1b[31m\r\n\t\x7f\x85")
+    for text in texts:
         made(hostile, name_of(text))
     made(hostile, "%2e%2e%2f%2e%2e%2fhealth")
+    made(hostile, os.fsdecode(b"bytes\xff\xfe"))
     page = console.unlocked().view("reports").page
-    expect(page.locator("#report-rows tr")).to_have_count(3 + len(HOSTILE) + 1)
-    for text in HOSTILE:
+    expect(page.locator("#report-rows tr")).to_have_count(3 + len(texts) + 1)  # JSON has no such bytes
+    for text in texts:
         name = name_of(text)
         page.evaluate(
             "name => [...byId('report-rows').rows].find((row) => row.dataset.report === name).click()", name

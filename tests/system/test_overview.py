@@ -17,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from msgspec import msgpack
 
-from app.store.samples import LARGEST
+from app.admission.overview.series import LONG_MS, MINUTE_MS
+from app.store.samples import LARGEST, ProcessSample, ThrottledBucket
 from tests import clusters, stores
 from tests.report import say
 from tests.service import STOP_WITHIN_S, Service, eventually, running
@@ -295,6 +297,35 @@ def test_a_flood_of_long_new_names_hides_no_busy_bucket_and_makes_no_sample_larg
         sizes = [len(fields[b"sample"]) for _, fields in store.xrange("qg1:overview:seconds")]
         say(f"samples of {min(sizes)} to {max(sizes)} bytes")
         assert max(sizes) <= LARGEST
+
+
+def test_bucket_throttled_for_half_an_hour_is_listed(tmp_path: Path) -> None:
+    """The minutes before are those of an earlier node, as it would have published them."""
+    with nodes(tmp_path, 1) as ((node,), _), redis.Redis.from_url(node.store_url) as store:
+        node.put("user=*", request_rate=DENY)
+        ask(node, *MANY * ["alice"])
+        newest = store.time()[0] // 60
+        past = store.pipeline()
+        past.delete("qg1:overview:minutes")
+        for at in range(newest - LONG_MS // MINUTE_MS + 1, newest + 1):
+            throttled = [
+                ThrottledBucket("request_rate", f"user={name}", 1, 1_000)
+                for name in ("alice", "bob")
+                if name == "alice" or at not in (newest - 7, newest - 8)
+            ]
+            sample = ProcessSample("earlier", "0.1.0", False, at == newest, 0, [0] * 8, [0] * 11, throttled)
+            fields = {"at": at, "before": 0, "sample": msgpack.encode(sample)}
+            past.xadd("qg1:overview:minutes", fields, id=f"{at * 60_000}-1")
+        past.execute()
+
+        def listed() -> list[dict[str, Any]]:
+            ask(node, "alice")  # so it goes on in the next minute, if the machine is slow
+            found: list[dict[str, Any]] = overview(node, f"?since_ms={2**53 - 1}")["throttled_long"]
+            return found
+
+        eventually(listed)
+        since_ms = newest * MINUTE_MS - LONG_MS
+        assert listed() == [{"quota": "request_rate", "bucket": "user=alice", "since_ms": since_ms}]
 
 
 def test_cluster_has_one_overview_with_all_its_primaries() -> None:

@@ -15,13 +15,13 @@ from itertools import islice, takewhile
 from time import monotonic
 from typing import Final, Literal, NamedTuple, Protocol
 
-from app.admission.overview.series import Point, SummedSeries
+from app.admission.overview.series import MINUTE_MS, Point, SummedSeries
 from app.store.port import StoreError
 from app.store.samples import MINUTES_MS, SECONDS_MS, NewSamples
 
 Resolution = Literal["second", "minute"]
 
-STEP_MS: Final = {"second": 1_000, "minute": 60_000}
+STEP_MS: Final = {"second": 1_000, "minute": MINUTE_MS}
 LATE_MS: Final = {"second": 1_500, "minute": 5_000}
 """How long after its end a point is final: processes publish in the next half second, or try again later."""
 KEPT_S: Final = 1.0
@@ -57,12 +57,14 @@ class View(NamedTuple):
         now_ms: the store's time when the node last read, plus what has passed since.
         points: oldest first; objects that do not change.
         earlier: the kept points before these.
+        minutes: all points by the minute.
     """
 
     now_ms: int
     nodes: list[ShownNode]
     points: list[Point]
     earlier: list[Point]
+    minutes: list[Point]
 
 
 class DeploymentOverview:
@@ -138,7 +140,7 @@ class DeploymentOverview:
         since = -1 if since_ms is None else since_ms // STEP_MS[resolution]
         earlier = list(takewhile(lambda point: point.at <= since, series.points))
         points = list(islice(series.points, len(earlier), None))
-        return View(now_ms, sorted(nodes), points, earlier)
+        return View(now_ms, sorted(nodes), points, earlier, list(self._minutes.points))
 
     async def close(self) -> None:
         """End a read that is under way."""

@@ -27,8 +27,13 @@ from app.store.samples import COUNTED, LATENCY_S, ProcessSample, ThrottledBucket
 MOST_THROTTLED: Final = 32
 """The most throttled buckets of a point, so that a day of them takes some megabytes at most."""
 
-PAUSE_MS: Final = 60_000
+MINUTE_MS: Final = 60_000
+PAUSE_MS: Final = MINUTE_MS
 """Throttled asks with a longer pause between them are two stretches."""
+LATE_MS: Final = 3 * MINUTE_MS
+"""An older point by the minute says nothing about the present: each comes up to two minutes late."""
+LONG_MS: Final = 30 * MINUTE_MS
+"""A bucket that has throttled asks for this time has done so for long."""
 
 Sums = dict[tuple[str, str], tuple[int, int]]
 """The number of asks, and the sum of their throttle times in ms, by quota and bucket."""
@@ -212,3 +217,19 @@ def throttled_since(
                 else:
                     since[name] = began
     return {name: at * step_ms for name, at in since.items()}
+
+
+def throttled_long(minutes: Sequence[Point], now_ms: int) -> dict[tuple[str, str], int]:
+    """Return the buckets that have throttled asks for 30 minutes or more and still do, the longest first.
+
+    Args:
+        minutes: all points by the minute that are kept, oldest first.
+
+    Returns:
+        Since when, in ms, by quota and name.
+    """
+    newest = [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
+    buckets = {(each.quota, each.bucket) for point in newest for each in point.throttled}
+    since = throttled_since(minutes, MINUTE_MS, buckets)
+    long = [(at, name) for name, at in since.items() if minutes[-1].at * MINUTE_MS - at >= LONG_MS]
+    return {name: at for at, name in sorted(long)}

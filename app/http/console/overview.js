@@ -7,6 +7,7 @@ const SPANS = {
 
 const FULL = 7 / 8; // of its memory: then a store takes no new bucket
 const MOST_DISKS = 20;
+const MOST_LONG = 5; // buckets in one fault
 
 // What to do about each fault of a store, by its name in docs/failures.md.
 const REMEDIES = {
@@ -199,11 +200,18 @@ function showFaults(now, volumes) {
         : "a disk is too full, or its state is not known. Make room on the disks marked below."]);
   }
   if (versions.length > 1) found.push([`Nodes run ${versions.join(" and ")}`, "complete the update."]);
-  const text = JSON.stringify(found);
-  if (byId("faults").dataset.text === text) return; // screen readers hear it once, and not at each refresh
+  const long = now.throttled_long; // LONG_MS of app/admission/overview/series.py
+  if (long.length) {
+    found.push(["Throttled for half an hour or longer", `${long.length > MOST_LONG ? `and ${long.length - MOST_LONG} more. ` : ""}`
+      + "The callers keep asking for more than their limits. Let them ask for less, or raise the limits.", long.slice(0, MOST_LONG)]);
+  }
+  // Screen readers hear it once, and not at each refresh.
+  const text = JSON.stringify(found, (name, value) => name === "since_ms" ? undefined : value);
+  if (byId("faults").dataset.text === text) return;
   byId("faults").dataset.text = text;
-  byId("faults").replaceChildren(...(found.length ? found : [["No fault is known.", ""]]).map(([fault, remedy]) =>
-    made("li", remedy ? {} : { class: "hint" }, remedy ? made("strong", {}, `${fault}: `) : fault, remedy)));
+  byId("faults").replaceChildren(...(found.length ? found : [["No fault is known.", ""]]).map(([fault, remedy, buckets = []]) =>
+    made("li", remedy ? {} : { class: "hint" }, remedy ? made("strong", {}, `${fault}: `) : fault,
+      ...buckets.flatMap((each) => [bucketLink(each), ` by ${each.quota} since ${shortly(each.since_ms)}; `]), remedy)));
 }
 
 byId("span").addEventListener("change", (event) => {

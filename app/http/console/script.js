@@ -173,13 +173,12 @@ byId("key-form").addEventListener("submit", (event) => {
   show(location.hash.slice(1) || "overview");
 });
 
-// Health, from the metrics of the node that answers: name, labels and value of each sample
+// Health, from the metrics of the node that answers: name and value of each sample
 
 function samples(text) {
   return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
-    const [, name, labels, value] = /^(\w+)(?:\{(.*)\})? (\S+)/.exec(line);
-    const pairs = [...(labels ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)];
-    return { name, value: Number(value), labels: Object.fromEntries(pairs.map(([, key, said]) => [key, said])) };
+    const [, name, value] = /^(\w+)(?:\{.*\})? (\S+)/s.exec(line); // a label may hold U+2028
+    return { name, value: Number(value) };
   });
 }
 

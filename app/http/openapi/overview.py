@@ -7,6 +7,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from app.admission.overview.series import LONG_MS, MINUTE_MS
+from app.admission.overview.series import MOST_THROTTLED as MOST_IN_MINUTE
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http.openapi.schema import Schema, access_problems, answer_of, components, route
 from app.http.problems import FieldError, unprocessable
@@ -72,6 +74,14 @@ class OverviewThrottledBody(Struct):
     ]
 
 
+class OverviewLongThrottledBody(Struct):
+    """A bucket that has throttled asks for long."""
+
+    quota: Annotated[str, Meta(description="The quota key.", extra_json_schema={"enum": list(KEYS)})]
+    bucket: Annotated[str, Meta(description="The bucket, as in `throttled`.")]
+    since_ms: Annotated[Instant, Meta(description="As in `throttled`, to the minute.")]
+
+
 class OverviewStoreBody(Struct):
     """A primary of the store, as the node that answers examined it last."""
 
@@ -93,6 +103,15 @@ class OverviewBody(Struct):
     throttled: Annotated[
         list[OverviewThrottledBody],
         Meta(max_length=MOST_THROTTLED, description="The buckets that throttled most asks in these entries."),
+    ]
+    throttled_long: Annotated[
+        list[OverviewLongThrottledBody],
+        Meta(
+            max_length=MOST_IN_MINUTE,
+            description="The buckets that have delayed or throttled asks for "
+            f"{LONG_MS // MINUTE_MS} minutes or more, with no pause of more than a minute, whatever "
+            "`resolution` and `since_ms` are; the longest first.",
+        ),
     ]
     stores: Annotated[list[OverviewStoreBody], Meta(description="The primaries of the store.")]
     throttle_factor: Annotated[
@@ -132,6 +151,7 @@ _SHOWN: Final = {
             "since_ms": 1_763_719_620_000,
         }
     ],
+    "throttled_long": [{"quota": "producer_ids_rate", "bucket": "user=bob", "since_ms": 1_763_715_000_000}],
     "stores": [
         {"primary": "127.0.0.1:6379", "memory_bytes": 52_428_800, "max_bytes": 1_073_741_824, "faults": []}
     ],

@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admission.overview.overview import STEP_MS, DeploymentOverview, Resolution, View
-from app.admission.overview.series import Sums, add_throttled, most_throttled, throttled_since
+from app.admission.overview.series import (
+    Sums,
+    add_throttled,
+    most_throttled,
+    throttled_long,
+    throttled_since,
+)
 from app.domain.quota import MAX_EXACT
 from app.http.access.access import Access
 from app.http.openapi import overview as schema
@@ -117,6 +123,10 @@ def _document(view: View, resolution: Resolution, stores: Sequence[ShownStore], 
             throttled=[
                 schema.OverviewThrottledBody(*name, each.asks, each.throttle_ms, since_ms[name])
                 for name, each in zip(names, busiest, strict=True)
+            ],
+            throttled_long=[
+                schema.OverviewLongThrottledBody(*name, at_ms)
+                for name, at_ms in throttled_long(view.minutes, view.now_ms).items()
             ],
             stores=[schema.OverviewStoreBody(*store[:3], list(store.faults)) for store in stores],
             throttle_factor=factor,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from app.admission.overview.series import MOST_THROTTLED, Point, SummedSeries, throttled_since
+import pytest
+
+from app.admission.overview.series import (
+    MINUTE_MS,
+    MOST_THROTTLED,
+    Point,
+    SummedSeries,
+    throttled_long,
+    throttled_since,
+)
 from app.store.samples import COUNTED, ProcessSample, ThrottledBucket, TimedSample
 
 AT = 1_763_719_700
@@ -205,3 +214,40 @@ def test_by_the_minute_one_minute_without_throttled_asks_is_a_short_pause() -> N
 
     assert throttled_since(minutes(1, 2, 4, 5, 7), 60_000, [ALICE]) == {ALICE: 0}
     assert throttled_since(minutes(1, 4, 5, 7), 60_000, [ALICE]) == {ALICE: 3 * 60_000}
+
+
+MINUTE = 29_395_328
+
+
+def throttling(minutes: dict[int, str]) -> list[Point]:
+    """Points by the minute, each with the principals that it throttled."""
+    return [
+        Point(MINUTE + at, [], [], 0, [ThrottledBucket("request_rate", f"user={one}", 1, 5) for one in names])
+        for at, names in sorted(minutes.items())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"),
+    [
+        ({}, {}),
+        (dict.fromkeys(range(1, 30), "a"), {}),
+        (dict.fromkeys(range(1, 31), "a"), {"a": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | dict.fromkeys(range(-60, 1), "b"), {"b": -61, "a": 0}),
+        (dict.fromkeys(range(-60, 29), "ab") | {29: "a", 30: "a"}, {"a": -61}),
+        (dict.fromkeys(range(1, 31), "ab") | {17: "b"}, {"a": 0, "b": 0}),
+        (dict.fromkeys(range(1, 31), "ab") | {17: "b", 18: "b"}, {"b": 0}),
+        (dict.fromkeys(range(-60, 29), "a"), {"a": -61}),
+        (dict.fromkeys(range(-60, 28), "a"), {}),
+    ],
+    ids=[
+        *("nothing", "29 minutes", "30 minutes", "one much longer", "no more in the newest two"),
+        *("not in one", "not in two", "the newest are late", "the newest are lost"),
+    ],
+)
+def test_bucket_is_throttled_for_long_if_it_still_is(
+    minutes: dict[int, str], expected: dict[str, int]
+) -> None:
+    found = throttled_long(throttling(minutes), (MINUTE + 31) * MINUTE_MS - 1)
+    names = {("request_rate", f"user={name}"): (MINUTE + at) * MINUTE_MS for name, at in expected.items()}
+    assert list(found.items()) == list(names.items())
