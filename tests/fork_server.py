@@ -38,7 +38,7 @@ class Forked(subprocess.Popen[bytes]):
     def __init__(self, pid: int, arguments: Sequence[str]) -> None:
         self.pid, self.args = pid, arguments
         self.stdin = self.stdout = self.stderr = None
-        self.returncode: int | None = None  # type: ignore[assignment]  # as in the standard library
+        self.returncode = None
         self._child_created = True
         self._sigint_wait_secs = 0.25
         self._waitpid_lock = threading.Lock()

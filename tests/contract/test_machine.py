@@ -266,6 +266,7 @@ NODE_FAULTS: dict[str, tuple[ModuleType, str, str]] = {
 """Faults in a node's code around the script: the module, the right text, and the wrong one."""
 
 
+@pytest.mark.timeout(900)  # half a minute on an idle machine
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_and_oracle_agree(kind: str) -> None:
     """At least 3,000 steps, in which each important event happened."""

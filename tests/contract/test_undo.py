@@ -66,6 +66,7 @@ SHOWN_BY = ("regret", "advance", "change_quota")
 """The rules that find all faults sooner than random histories of all rules."""
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_and_oracle_agree(kind: str) -> None:
     """At least 1,500 steps, in which each important event happened."""
