@@ -10,6 +10,8 @@ from app.store.script import SCRIPT
 from tests.contract.machine import run
 from tests.stores import running
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 THRESHOLD = "local LARGE = 4194304"
 OF_IDS = (
     *("ask", "flood", "crowd", "march", "renew", "grow_in_a_full_store"),

@@ -34,6 +34,8 @@ from tests.contract.machine import RULES, SECRET, Difference, Machine, explored,
 from tests.report import say
 from tests.stores import KINDS, running
 
+pytestmark = pytest.mark.usefixtures("patient_connections")
+
 MUST_MEET = (
     *(f"{kind} {what}" for kind in ("ids", "charges", "samples") for what in ("added", "there", "over")),
     "ids no room",
