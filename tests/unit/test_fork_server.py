@@ -1,0 +1,63 @@
+"""A fork has the environment, folder, descriptors, exit code and signals of a program that was started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+from tests import fork_server
+
+
+def forked(output: Path, *arguments: str, **environment: str) -> fork_server.Forked:
+    """A fork that writes into a file; it starts in the folder of the file."""
+    with output.open("wb") as file:
+        return fork_server.start(
+            arguments,
+            environment={**os.environ, **environment},
+            folder=output.parent,
+            descriptors={1: file.fileno(), 2: file.fileno()},
+        )
+
+
+def test_fork_exits_with_the_code_of_its_command(tmp_path: Path):
+    said, refused = tmp_path / "said", tmp_path / "refused"
+    assert forked(said, "--version").wait() == 0
+    assert said.read_text().startswith("quotagate ")
+    assert forked(refused, "serv").wait() == 2
+    assert "serv" in refused.read_text()
+
+
+def test_fork_has_its_own_environment_and_folder(tmp_path: Path):
+    said = tmp_path / "said"
+    wrong = forked(said, "serve", QUOTAGATE_REDIS_URL="unix:///none", QUOTAGATE_QUEUE_MS="none")
+    assert wrong.wait() == 1
+    assert "QUOTAGATE_QUEUE_MS" in said.read_text()
+    (tmp_path / ".env").write_text("QUOTAGATE_STORE_BUDGET_MS=none\n")
+    forked(said, "serve").wait()
+    assert "QUOTAGATE_STORE_BUDGET_MS" in said.read_text(), "settings of the file in its folder"
+
+
+def test_fork_is_ended_by_signals_and_its_processor_time_counts(tmp_path: Path):
+    before = sum(os.times()[2:4])
+    with socket.create_server(("127.0.0.1", 0)) as listener, (tmp_path / "said").open("wb") as file:
+        node = fork_server.start(
+            ["serve", "--fd", str(listener.fileno())],
+            environment={**os.environ, "QUOTAGATE_REDIS_URL": "unix:///none", "QUOTAGATE_ADMIN_KEY": "k"},
+            folder=tmp_path,
+            descriptors={1: file.fileno(), 2: file.fileno(), listener.fileno(): listener.fileno()},
+        )
+        assert node.poll() is None
+        node.kill()
+        assert node.wait() == -signal.SIGKILL
+    assert forked(tmp_path / "help", "serve", "--help").wait() == 0
+    assert sum(os.times()[2:4]) > before
+
+
+def test_variables_that_a_start_reads_are_those_of_the_server():
+    same = dict(os.environ)
+    assert fork_server.can_fork(same)
+    assert fork_server.can_fork({**same, "QUOTAGATE_HOME": "/elsewhere"})
+    assert not fork_server.can_fork({**same, "PYTHONPATH": "/elsewhere"})
+    assert not fork_server.can_fork({**same, "MALLOC_ARENA_MAX": "1"})
