@@ -12,6 +12,7 @@ import fcntl
 import gc
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,8 +27,12 @@ MOST_BYTES: Final = 1_000_000
 """Of a request: the arguments and the environment of a node."""
 ABOVE: Final = 1_000
 """Descriptors that have arrived wait above this number until those of the server are closed."""
-OF_A_START: Final = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ")
-"""Variables that begin like this are read before a program's first line, so a fork cannot have others."""
+OF_A_START: Final = (
+    *("PYTHON", "_PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "TZ", "OPENSSL_"),
+    *("FORCE_COLOR", "NO_COLOR", "TYPER_", "PYDANTIC_", "PSUTIL_", "PROMETHEUS_", "prometheus_"),
+    *("OTEL_PROPAGATORS", "OTEL_PYTHON_CONTEXT"),
+)
+"""A start or an import reads variables that begin like this, so a fork cannot have others."""
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of the program that forks."""
 
@@ -45,12 +50,26 @@ class Forked(subprocess.Popen[bytes]):
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a node in this environment can be a fork."""
-    return _of_a_start(environment) == _of_a_start(ENVIRONMENT)
+    """Whether a fork is the same as a program that this thread would start in this environment."""
+    return _of_a_start(environment) == _of_a_start(ENVIRONMENT) and _inherited() == INHERITED
 
 
 def _of_a_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(OF_A_START)}
+
+
+def _inherited() -> tuple[object, ...]:
+    """What a program inherits from the thread that starts it, besides the environment and descriptors."""
+    own = Path("/proc/thread-self")
+    status = re.findall(
+        rb"^(?:Umask|SigBlk|SigIgn|Cap.+|Cpus_allowed):.*", (own / "status").read_bytes(), re.MULTILINE
+    )
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    return status, (own / "limits").read_bytes(), (own / "ns/net").readlink(), niceness
+
+
+INHERITED: Final = _inherited()
+"""Inherited by the program that forks, and by its forks."""
 
 
 def start(
@@ -99,13 +118,14 @@ class _Server:
             _adopt(orphans=True)
             try:
                 socket.send_fds(self._control, [request], list(descriptors.values()))
-                pid = int(self._control.recv(100))
+                answer = self._control.recv(100)
+                assert answer, "the program that forks has ended; its standard error says why"
             except BaseException:  # such as the end of a test's time; the answer would be taken for the next
                 self._end()
                 raise
             finally:
                 _adopt(orphans=False)
-        return Forked(pid, ["quotagate", *arguments])
+        return Forked(int(answer), ["quotagate", *arguments])
 
     def _end(self) -> None:
         if os.getpid() != self._owner:  # a fork of a test, which is at its end

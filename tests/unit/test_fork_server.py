@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from tests import fork_server
@@ -53,6 +56,42 @@ def test_fork_is_ended_by_signals_and_its_processor_time_counts(tmp_path: Path):
         assert node.wait() == -signal.SIGKILL
     assert forked(tmp_path / "help", "serve", "--help").wait() == 0
     assert sum(os.times()[2:4]) > before
+
+
+READ_BY_IMPORTS = """
+import os, sysconfig, wsgiref.handlers  # the latter copies all variables, for CGI
+from tests import fork_server
+
+sysconfig.get_config_vars()  # reads HOME, for the packages of a user
+read, get = set(), type(os.environ).__getitem__
+def noted(environment, name):
+    read.add(name)
+    return get(environment, name)
+type(os.environ).__getitem__ = noted
+fork_server._import_nodes()
+print(*(name for name in read if not name.startswith(fork_server.OF_A_START)))
+"""
+
+
+def test_no_import_reads_a_variable_in_which_a_fork_may_differ():
+    read = subprocess.run(
+        [sys.executable, "-P", "-c", READ_BY_IMPORTS], check=True, capture_output=True, text=True
+    )
+    assert read.stdout.split() == []
+
+
+def test_programs_with_other_limits_or_another_umask_are_not_forked():
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    assert fork_server.can_fork(os.environ)
+    umask = os.umask(0o123)
+    assert not fork_server.can_fork(os.environ)
+    os.umask(umask)
+    assert fork_server.can_fork(os.environ)
+    resource.setrlimit(resource.RLIMIT_CORE, (1 if soft != 1 else 0, hard))
+    try:
+        assert not fork_server.can_fork(os.environ)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def test_variables_that_a_start_reads_are_those_of_the_server():
