@@ -1,4 +1,4 @@
-"""Starts nodes as forks of a program that has imported their modules, instead of importing them each time.
+"""Starts nodes as forks of programs that have imported their modules, instead of importing them each time.
 
 The imports take most of the processor time of a start. A forked node is a child of the test, as if the test
 had started it: signals, exit codes, descriptors and processor time are the same.
@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,9 @@ OF_A_START: Final = (
 )
 """A start or an import reads variables that begin like this, so a fork cannot have others."""
 ENVIRONMENT: Final = dict(os.environ)
-"""The environment of the program that forks."""
+"""The environment of the programs that fork."""
+PROGRAMS: Final = 2
+"""They fork in turn, so two nodes in a row hash strings by different seeds, as started programs do."""
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -69,7 +72,7 @@ def _inherited() -> tuple[object, ...]:
 
 
 INHERITED: Final = _inherited()
-"""Inherited by the program that forks, and by its forks."""
+"""Inherited by the programs that fork, and by their forks."""
 
 
 def start(
@@ -84,14 +87,17 @@ def start(
     Args:
         descriptors: the descriptors of the node by their numbers in it; standard input is empty.
     """
-    return _server().start(arguments, environment, folder, descriptors)
+    with _lock:
+        server = _servers.popleft() if len(_servers) == PROGRAMS else _Server()
+        _servers.append(server)
+        return server.start(arguments, environment, folder, descriptors)
 
 
 class _Server:
-    """The program that forks, as its parent sees it."""
+    """A program that forks, as its parent sees it."""
 
     def __init__(self) -> None:
-        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._control, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
@@ -113,32 +119,32 @@ class _Server:
         descriptors: Mapping[int, int],
     ) -> Forked:
         request = json.dumps([arguments, dict(environment), str(folder), list(descriptors)]).encode()
-        with self._lock:
-            # The node's parent ends at once, so the node becomes our child. Other orphans stay those of init.
-            _adopt(orphans=True)
-            try:
-                socket.send_fds(self._control, [request], list(descriptors.values()))
-                answer = self._control.recv(100)
-                assert answer, "the program that forks has ended; its standard error says why"
-            except BaseException:  # such as the end of a test's time; the answer would be taken for the next
-                self._end()
-                raise
-            finally:
-                _adopt(orphans=False)
+        # The node's parent ends at once, so the node becomes our child. Other orphans stay those of init.
+        _adopt(orphans=True)
+        try:
+            socket.send_fds(self._control, [request], list(descriptors.values()))
+            answer = self._control.recv(100)
+            assert answer, "the program that forks has ended; its standard error says why"
+        except BaseException:  # such as the end of a test's time; the answer would be taken for the next
+            self._end()
+            raise
+        finally:
+            _adopt(orphans=False)
         return Forked(int(answer), ["quotagate", *arguments])
 
     def _end(self) -> None:
         if os.getpid() != self._owner:  # a fork of a test, which is at its end
             return
-        _server.cache_clear()
+        with suppress(ValueError):  # it has ended before
+            _servers.remove(self)
         self._program.kill()
         self._program.wait()
         self._control.close()
 
 
-@cache
-def _server() -> _Server:
-    return _Server()
+_servers: Final[deque[_Server]] = deque()
+_lock: Final = threading.Lock()
+"""Held during a start, because the adoption of orphans is one for this whole process."""
 
 
 def _adopt(*, orphans: bool) -> None:

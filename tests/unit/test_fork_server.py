@@ -32,6 +32,14 @@ def test_fork_exits_with_the_code_of_its_command(tmp_path: Path):
     assert "serv" in refused.read_text()
 
 
+def test_two_programs_fork_in_turn(tmp_path: Path):
+    latest = []
+    for _ in range(3):
+        assert forked(tmp_path / "said", "--version").wait() == 0
+        latest.append(fork_server._servers[-1])
+    assert latest[0] is latest[2] is not latest[1]
+
+
 def test_fork_has_its_own_environment_and_folder(tmp_path: Path):
     said = tmp_path / "said"
     wrong = forked(said, "serve", QUOTAGATE_REDIS_URL="unix:///none", QUOTAGATE_QUEUE_MS="none")
