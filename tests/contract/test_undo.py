@@ -70,7 +70,7 @@ SHOWN_BY = ("regret", "advance", "change_quota")
 @pytest.mark.parametrize("kind", KINDS)
 def test_store_and_oracle_agree(kind: str) -> None:
     """At least 1,500 steps, in which each important event happened."""
-    agree(kind, STEPS, 4 * STEPS, often=1)
+    agree(kind, STEPS, 8 * STEPS, often=1)
 
 
 @pytest.mark.prove
