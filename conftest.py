@@ -36,15 +36,15 @@ settings.load_profile("without deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER: Final = frozenset({"tests/kafka", "tests/kafka_proxy", "tests/spark"})
-"""Folders whose tests share something that takes long to start: brokers, a Spark session."""
+TOGETHER: Final = frozenset({"tests/kafka", "tests/kafka_proxy", "tests/load", "tests/spark"})
+"""Folders whose tests share something that takes long to start (brokers, a Spark session) or a processor."""
 LONGEST_FIRST: Final = (
     "tests/kafka",
+    "tests/load",
+    "tests/spark",
     "tests/contract/test_machine.py",
     "tests/clients",
-    "tests/spark",
     "tests/system",
-    "tests/load",
     "tests/http/test_protocol.py",
 )
 """These tests take longest and begin first, so that no worker is left with one of them at the end."""
@@ -77,8 +77,8 @@ class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # which is n
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two cores, because tests wait for a third of their time without using a processor."""
-    return max(1, (os.cpu_count() or 1) * 3 // 2)
+    """Two workers for each core, because tests wait for half of their time without using a processor."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -125,6 +125,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(test: str) -> int:
     return next((at for at, path in enumerate(LONGEST_FIRST) if test.startswith(path)), len(LONGEST_FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave out the programs that all tests of a worker shared, such as brokers, which end after its last."""
+    yield
+    if nextitem is None:
+        item.config.stash[MEASURED] = sum(os.times()[:4])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from app.catalog import schema
-from tests import stores
+from tests import fork_server, stores
 from tests.addresses import family_of, in_url
 from tests.programs import end
 
@@ -107,11 +107,12 @@ def running(
     store: str = "valkey",
     address: tuple[str, int] = ("127.0.0.1", 0),
     trust: ssl.SSLContext | None = None,
-    program: str = "app.run.cli",
+    program: str | None = None,
 ) -> Iterator[Service]:
     """A ready node; without URLs it has a store of the kind `store` and a migrated catalog of its own.
 
-    If its settings turn on TLS, the client needs `trust`; `program` is a module to run in place of ours.
+    If its settings turn on TLS, the client needs `trust`. A `program` is a module to run, with its imports.
+    Without one, our program runs, as a fork of one that has imported its modules.
     """
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qg-node-")))
@@ -138,16 +139,9 @@ def running(
             if address[1]:  # a node was there before
                 listener.bind(address)
             url = f"{'https' if trust else 'http'}://{in_url(address[0])}:{listener.getsockname()[1]}"
+            environment = {**bare, **own, **(environment or {})}
             process = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", program, "serve", "--fd", str(listener.fileno())],
-                    env={**bare, **own, **(environment or {})},
-                    cwd=home,
-                    pass_fds=(listener.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
+                _started(program, listener.fileno(), output.fileno(), environment, home)
             )
         stack.callback(end, process)
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -166,6 +160,25 @@ def eventually(look: Callable[[], T], *, within_s: float = 60.0) -> T:
         assert time.monotonic() < give_up, f"it did not come true within {within_s:g} s"
         time.sleep(0.01)  # the polling interval
     return found
+
+
+def _started(
+    program: str | None, listener: int, output: int, environment: Mapping[str, str], home: Path
+) -> subprocess.Popen[bytes]:
+    """Start a node with these descriptors."""
+    arguments = ["serve", "--fd", str(listener)]
+    if program is None and fork_server.can_fork(environment):
+        descriptors = {1: output, 2: output, listener: listener}
+        return fork_server.start(arguments, environment=environment, folder=home, descriptors=descriptors)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", program or "app.run.cli", *arguments],
+        env=environment,
+        cwd=home,
+        pass_fds=(listener,),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def _ready(service: Service) -> bool:

@@ -289,7 +289,9 @@ class Arena:
             environment["PYTHONPATH"] = str(checked_out(BEFORE))
         store = self._store(stack)
         with pinned(self.cores.server):
-            node = stack.enter_context(service.running(store_url=store.url, environment=environment))
+            node = stack.enter_context(
+                service.running(store_url=store.url, environment=environment, program="app.run.cli")
+            )
         set_quotas(node)
         return Subjected(node.address, node.pid, store)
 

@@ -394,8 +394,8 @@ class Nodes(RuleBasedStateMachine):
         for of, each in list(self.lives_until):
             if of == user:
                 self.reset_until[of, each] = (self.lives_until.pop((of, each)), self.events)
-                self.used_at.pop((of, each), None)
                 self.gone.add((of, each))
+        self.used_at = {place: at for place, at in self.used_at.items() if place[0] != user}
 
     @rule(really=st.sampled_from((True, False, False, False)))
     def lose(self, really: bool) -> None:

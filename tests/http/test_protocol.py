@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from app.http.server import acceptor, connections
 from app.http.server.connections import Connections
 from app.http.server.deadlines import RequestDeadline, UnreadDeadline
 from app.http.server.hot_protocol import HotProtocol
@@ -248,8 +249,16 @@ def hasty(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     return node
 
 
-async def test_silent_connection_is_closed(hasty: Node):
-    async with calling(hasty) as caller:
+@pytest.fixture
+def brief(hasty: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node that also waits a short time for the first request of a connection."""
+    for module in (connections, acceptor):
+        monkeypatch.setattr(module, "FIRST_REQUEST_S", 1.0)
+    return hasty
+
+
+async def test_silent_connection_is_closed(brief: Node):
+    async with calling(brief) as caller:
         await caller.hears_no_more()
 
 
@@ -278,13 +287,14 @@ async def test_refused_body_that_continues_gets_no_second_response(hasty: Node):
         await caller.hears_no_more()
 
 
-async def test_response_may_take_longer_than_the_request_timeout(hasty: Node):
-    hasty.admission.gate = asyncio.Event()
-    async with calling(hasty) as caller, calling(hasty) as other:
+async def test_response_may_take_longer_than_the_request_timeout(brief: Node):
+    brief.admission.gate = asyncio.Event()
+    async with calling(brief) as caller:
         caller.send(ASK)
-        await eventually(lambda: hasty.admission.waiting)
-        await other.hears_no_more()  # it was connected later, and has been let go by now
-        hasty.admission.gate.set()
+        await eventually(lambda: brief.admission.waiting)
+        async with calling(brief) as other:
+            await other.hears_no_more()  # it was connected later, and has been let go by now
+        brief.admission.gate.set()
         await caller.hears(200)
 
 

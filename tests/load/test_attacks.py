@@ -10,7 +10,7 @@ import pytest
 from tests.load.attacked import ATTACKER, NOBODY, OTHERS, Attack, Site, asking, attacked
 from tests.proofs import print_table
 
-QUICK_S: Final = 4.0
+QUICK_S: Final = 2.0
 LONG_S: Final = 30.0
 NEW: Final = '{"principal":"new-$n","usage":{"producer_ids":["$n"]}}'
 LONG_NAMES: Final = asking(principal=f"{'n' * 490}$n")

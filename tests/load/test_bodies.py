@@ -14,7 +14,7 @@ from tests.load.heavy_bodies import ANYWHERE, BATCHES, MIB
 from tests.load.test_silent import resident
 from tests.report import say
 
-SECONDS: Final = 3.0
+SECONDS: Final = 2.0
 GROWTH: Final = 256 * MIB
 ACCOUNT: Final = "account"
 """The name of a key that may take leases."""

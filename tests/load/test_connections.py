@@ -39,7 +39,7 @@ from tests.ports import free_port
 from tests.report import say
 from tests.service import Service, eventually
 
-SECONDS: Final = 4.0
+SECONDS: Final = 2.0
 GROWTH: Final = 256 * MIB
 OTHER_FILES: Final = 64
 """Connections of the test itself, and files that the node opens for a moment."""

@@ -16,7 +16,7 @@ from tests.load.attacked import ATTACKER, attacked
 from tests.report import say
 from tests.service import Service, eventually, running
 
-SECONDS: Final = 4.0
+SECONDS: Final = 2.0
 DEAF: Final = 100
 DOCUMENTS: Final = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100
 CLOSED_WITHIN_S: Final = 30.0

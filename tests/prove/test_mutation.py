@@ -60,8 +60,8 @@ QUICK: Final = {
 }
 """By package, the quick tests that run on each mutant."""
 WIDER: Final = {
-    "app/domain": "tests/contract/test_machine.py::test_store_and_oracle_agree_in_3000_steps tests/bounds"
-    " tests/contract/test_load.py::test_load_equals_the_oracle[valkey] tests/system/test_vectors.py"
+    "app/domain": "tests/contract/test_machine.py::test_store_and_oracle_agree[valkey] tests/bounds"
+    " tests/contract/test_load.py::test_load_equals_the_oracle[valkey-1] tests/system/test_vectors.py"
     " tests/unit/kafka tests/unit/run tests/http/test_volumes.py tests/http/test_quotas.py",
     "app/admission": "tests/contract/test_budget.py tests/http tests/unit/decision_log tests/unit/http",
 }

@@ -23,7 +23,7 @@ def test_longest_path_decides():
     assert is_full("tests/system/test_outages.py::test_answers_follow_policy_during_an_outage[valkey-slow]")
     assert not is_full("tests/system/test_vectors.py::test_a_vector[3]")
     assert is_full("tests/contract/test_machine.py::test_planted_fault_is_found[x]")
-    assert not is_full("tests/contract/test_machine.py::test_store_and_oracle_agree_in_3000_steps")
+    assert not is_full("tests/contract/test_machine.py::test_store_and_oracle_agree[valkey]")
     assert not is_full("tests/unit/domain/test_entity.py::test_it")
 
 
