@@ -49,7 +49,8 @@ endif
 test-all: .venv/.full .venv/.spark .tools/debian/.done .tools/helm-$(HELM_VERSION) ## everything that CI runs: check, then all tests (T=path narrows, without check)
 ifeq ($(T),)
 	@$(MAKE) --jobs 2 check .tools/spark/.done
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest tests/load
+	$(BIN)/pytest --numprocesses auto --ignore tests/load
 else
 	$(BIN)/pytest $(T)
 endif

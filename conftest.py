@@ -36,15 +36,15 @@ settings.load_profile("without deadline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER: Final = frozenset({"tests/kafka", "tests/kafka_proxy", "tests/load", "tests/spark"})
-"""Folders whose tests share something that takes long to start (brokers, a Spark session) or a processor."""
+TOGETHER: Final = frozenset({"tests/kafka", "tests/kafka_proxy", "tests/spark"})
+"""Folders whose tests share something that takes long to start: brokers, a Spark session."""
 LONGEST_FIRST: Final = (
     "tests/kafka",
-    "tests/load",
-    "tests/spark",
     "tests/contract/test_machine.py",
     "tests/clients",
+    "tests/spark",
     "tests/system",
+    "tests/load",
     "tests/http/test_protocol.py",
 )
 """These tests take longest and begin first, so that no worker is left with one of them at the end."""
