@@ -77,8 +77,8 @@ class FolderScheduling(LoadScopeScheduling):  # type: ignore[misc]  # which is n
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers for each core, because tests wait for half of their time without using a processor."""
-    return 2 * (os.cpu_count() or 1)
+    """Three workers for two cores, because tests wait for a third of their time without using a processor."""
+    return max(1, (os.cpu_count() or 1) * 3 // 2)
 
 
 @pytest.hookimpl(optionalhook=True)
