@@ -191,8 +191,9 @@ def _schema(schema: Schema) -> Schema:
         made["properties"] = {name: _schema(value) for name, value in made["properties"].items()}
     if "items" in made:
         made["items"] = _schema(made["items"])
-    if isinstance(schema.get("additionalProperties"), dict):
-        made["additionalProperties"] = _schema(schema["additionalProperties"])
+    more = schema.get("additionalProperties")
+    if more:  # True stays: of {} the generator for Go makes pointers
+        made["additionalProperties"] = _schema(more) if isinstance(more, dict) else more
     options = [_schema(option) for option in _flat(made.pop("anyOf", []))]
     if options:
         made = {**_one_of(options), **made}

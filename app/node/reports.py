@@ -67,7 +67,7 @@ From = Annotated[
 ]
 To = Annotated[Instant | None, Meta(description="The last row of the log in its period.")]
 Modified = Annotated[int, Meta(description="When its folder was changed last.")]
-SummaryJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+SummaryJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object", "additionalProperties": True})]
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,15 @@ import httpx
 import pytest
 
 from app.domain.quota import KEYS
+from app.node.reports import MAX_LISTED_BYTES, SUMMARY
 from clients.generate import LANGUAGES, easier, main
 from tests.clients import generated
 from tests.clients.scripted import Reply, Request, overloaded, serving
-from tests.service import Service, running
+from tests.report_folders import AUDIT
+from tests.report_folders import made as report
+from tests.service import Service, eventually, running
+from workers.jobs import console
+from workers.jobs.folder import OutputFolder
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -26,6 +32,16 @@ COMPILED: dict[str, Callable[[], generated.Programs]] = {
     "java": generated.java,
     "go": generated.go,
 }
+CASES: Final = console.ConsoleTable(
+    "cases",
+    "Cases",
+    ("case", "at_ms", "principal", "logged"),
+    [("gone", 1_763_719_742_123, None, 0.1), ("<b>", 2**53 - 1, "alice", 2**31 + 1), (None, 0, "", -1e300)],
+    count=5,
+)
+"""A table of a report, with text, integers, other numbers, and nulls."""
+NIGHTLY: Final = "nightly, a+b=*"
+"""The name of a report."""
 METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 
 
@@ -42,10 +58,21 @@ def compiled(made: None, request: pytest.FixtureRequest) -> tuple[str, generated
 
 
 @pytest.fixture(scope="module")
-def pushed() -> Iterator[Service]:
-    """A node that takes pushed volumes."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports: one as a job writes it, and an older one with a large summary of no known job."""
+    folder = tmp_path_factory.mktemp("reports")
+    os.utime(report(folder, "older", summary={"note": MAX_LISTED_BYTES * "x"}), (1, 1))
+    with OutputFolder(str(folder / NIGHTLY)) as output:
+        output.text(SUMMARY, json.dumps(AUDIT))
+        console.write(output, "log", 1_763_719_742_123, 1_763_719_743_000, [CASES])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pushed(reports: Path) -> Iterator[Service]:
+    """A node that takes pushed volumes, and shows reports."""
     source = {"QUOTAGATE_VOLUME_SOURCE": "push", "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "1000"}
-    with running(environment=source) as node:
+    with running(environment={**source, "QUOTAGATE_REPORTS": str(reports)}) as node:
         yield node
 
 
@@ -132,10 +159,22 @@ def set_fields(value: Any) -> Any:
     return [set_fields(each) for each in value] if isinstance(value, list) else value
 
 
+def throttle(node: Service, principal: str) -> None:
+    """Let an ask be admitted and another be throttled, and wait until the overview has both."""
+    node.put(
+        f"user={principal}",
+        request_rate={"limit": 0.001, "algorithm": "token_bucket", "burst": 1, "enforcement": "deny"},
+    )
+    ask = {"principal": principal, "usage": {"requests": 1}}
+    assert [node.ask(**ask)["decision"] for _ in range(2)] == ["admit", "throttle"]
+    eventually(lambda: f'"user={principal}"' in node.http.get("/v1/overview").text)
+
+
 def test_every_operation_is_called_and_answers_are_sent_back_as_they_were_read(
     compiled: tuple[str, generated.Programs], pushed: Service
 ):
     language, programs = compiled
+    throttle(pushed, f"throttled-{language}")
     made = calls(programs.operations, pushed)
     by_name: dict[str, list[Call]] = {}
     for call in made:
@@ -197,6 +236,39 @@ def test_every_operation_is_called_and_answers_are_sent_back_as_they_were_read(
             "detail": True,
         }
     )
+    (shadowed,), (overview,) = by_name["shadow_quotas"], by_name["get_overview"]
+    assert shadowed.again["version"] == same.answered["version"]
+    (shadow,) = shadowed.again["shadows"]
+    assert 0 < shadow.pop("since_ms") <= shadowed.again["now_ms"]
+    assert shadow == {
+        "quota": "consumer_byte_rate",
+        "limit": 2**31 + 1,
+        "enforcement": "deny",
+        "window_ms": 11_000,
+        **dict.fromkeys(("admit", "delay", "throttle", "reject"), 0),
+    }
+    series = overview.again["series"]
+    assert all(sum(entry[outcome] for entry in series) >= 1 for outcome in ("admit", "throttle"))
+    assert {len(entry["latency"]) for entry in series} == {len(overview.again["latency_ms"]) + 1}
+    throttled = {each["bucket"]: (each["quota"], each["asks"]) for each in overview.again["throttled"]}
+    assert throttled[f"user=throttled-{language}"] == ("request_rate", 1)
+    (store,) = overview.again["stores"]
+    assert 0 < store["memory_bytes"] < store["max_bytes"]
+
+    (listed,), (shown,) = by_name["get_reports"], by_name["get_report"]
+    nightly, older = listed.again["reports"]
+    assert set_fields(older) == {"name": "older", "modified_ms": 1_000}
+    expected = {
+        "name": NIGHTLY,
+        "kind": "audit",
+        "from_ms": 1_763_719_742_123,
+        "to_ms": 1_763_719_743_000,
+        "modified_ms": nightly["modified_ms"],
+        "summary": AUDIT,
+    }
+    assert nightly == expected
+    assert shown.again == {**expected, "log": "log", "tables": [CASES.document()]}
+
     assert by_name["create_key"][0].sent["expires_ms"] == 4_102_444_800_000
     volumes, again = by_name["push_volumes"]
     assert again.sent == volumes.sent

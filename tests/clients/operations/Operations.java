@@ -7,7 +7,9 @@ import io.quotagate.api.DecisionsApi;
 import io.quotagate.api.HealthApi;
 import io.quotagate.api.KeysApi;
 import io.quotagate.api.LeasesApi;
+import io.quotagate.api.OverviewApi;
 import io.quotagate.api.QuotasApi;
+import io.quotagate.api.ReportsApi;
 import io.quotagate.api.VolumesApi;
 import io.quotagate.api.model.*;
 import java.math.BigDecimal;
@@ -29,7 +31,7 @@ public class Operations {
         return answer;
     }
 
-    /** Send back the quotas that were read, patch, and read the history. */
+    /** Send back the quotas that were read, patch, and read the history and the shadow quotas. */
     private static void ofQuotas(QuotasApi quotas) throws Exception {
         QuotaSet wanted = new QuotaSet()
                 .requestRate(new Quota()
@@ -45,6 +47,7 @@ public class Operations {
         say("put_quotas", quotas.putQuotas(ENTITY, wanted, null, null, "the first"));
         EntityQuotas read = say("get_quotas", quotas.getQuotas(ENTITY, null, null));
         say("put_quotas", quotas.putQuotas(ENTITY, read.getQuotas(), null, null, null));
+        say("shadow_quotas", quotas.shadowQuotas(ENTITY));
         QuotaPatch patch = new QuotaPatch()
                 .requestRate(new QuotaPatchRequestRate().limit(new BigDecimal(10)).burst(null))
                 .consumerByteRate(new QuotaPatchProducerByteRate().limit(8L))
@@ -92,6 +95,12 @@ public class Operations {
                 .quota(BucketReset.QuotaEnum.fromValue(found.getQuota().getValue()));
         buckets.resetBucket(reset);
         say("reset_bucket", null);
+    }
+
+    /** List reports, and read the newest. */
+    private static void ofReports(ReportsApi reports) throws Exception {
+        ReportList listed = say("get_reports", reports.getReports());
+        say("get_report", reports.getReport(listed.getReports().get(0).getName()));
     }
 
     /** Make, rotate and revoke a key. */
@@ -152,6 +161,8 @@ public class Operations {
         HealthApi health = new HealthApi(client);
         ofQuotas(quotas);
         ofDecisions(client);
+        say("get_overview", new OverviewApi(client).getOverview("second", 1L));
+        ofReports(new ReportsApi(client));
         ofKeys(new KeysApi(client));
         ofVolumes(new VolumesApi(client), quotas);
         say("live", health.live());

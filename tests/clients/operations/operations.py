@@ -21,6 +21,7 @@ from quotagate_api import (
     LeaseRequest,
     LeasesApi,
     LeaseUsage,
+    OverviewApi,
     PushedVolumes,
     Quota,
     QuotaAlteration,
@@ -30,6 +31,7 @@ from quotagate_api import (
     QuotasApi,
     QuotaSet,
     QuotaSetting,
+    ReportsApi,
     Rotation,
     Spent,
     Usage,
@@ -55,7 +57,7 @@ def from_dict(kind: Any, value: dict[str, Any]) -> Any:
 
 
 def of_quotas(quotas: QuotasApi) -> None:
-    """Send back the quotas that were read, patch from a dict, and read the history."""
+    """Send back the quotas that were read, patch from a dict, and read the history and the shadow quotas."""
     layers = {"interval_ms": 3_600_000, "ttl_ms": 7_200_000}
     wanted = QuotaSet(
         request_rate=Quota(limit=16_777_217.5, burst=3e9, algorithm="token_bucket", enforcement="deny"),
@@ -66,6 +68,7 @@ def of_quotas(quotas: QuotasApi) -> None:
     say("put_quotas", quotas.put_quotas(ENTITY, wanted, x_reason="the first"))
     read = say("get_quotas", quotas.get_quotas(ENTITY))
     say("put_quotas", quotas.put_quotas(ENTITY, read.quotas))
+    say("shadow_quotas", quotas.shadow_quotas(entity=ENTITY))
     patch = from_dict(
         QuotaPatch,
         {"request_rate": {"limit": 10, "burst": None}, "producer_ids_rate": None, "consumer_byte_rate": 8},
@@ -106,6 +109,12 @@ def of_decisions(decisions: DecisionsApi, leases: LeasesApi, buckets: BucketsApi
     say("reset_bucket", buckets.reset_bucket(reset))
 
 
+def of_reports(reports: ReportsApi) -> None:
+    """List reports, and read the newest."""
+    listed = say("get_reports", reports.get_reports())
+    say("get_report", reports.get_report(listed.reports[0].name))
+
+
 def of_keys(keys: KeysApi) -> None:
     """Make, rotate and revoke a key."""
     wanted = KeyWanted(name=WHO, scopes=["decide"], bound_to=[ENTITY], expires_ms=4_102_444_800_000)
@@ -143,6 +152,8 @@ def main() -> None:
         quotas, health = QuotasApi(client), HealthApi(client)
         of_quotas(quotas)
         of_decisions(DecisionsApi(client), LeasesApi(client), BucketsApi(client))
+        say("get_overview", OverviewApi(client).get_overview(resolution="second", since_ms=1))
+        of_reports(ReportsApi(client))
         of_keys(KeysApi(client))
         of_volumes(VolumesApi(client), quotas)
         say("live", health.live())

@@ -15,7 +15,7 @@ function say<T>(operation: string, answer: T, sent: (answer: T) => unknown): T {
 
 const nothing = (): null => null;
 
-// Send back the quotas that were read, patch, and read the history.
+// Send back the quotas that were read, patch, and read the history and the shadow quotas.
 async function ofQuotas(quotas: api.QuotasApi): Promise<void> {
     const quotaSet: api.QuotaSet = {
         requestRate: { limit: 16_777_217.5, burst: 3e9, algorithm: "token_bucket", enforcement: "deny" },
@@ -26,6 +26,7 @@ async function ofQuotas(quotas: api.QuotasApi): Promise<void> {
     say("put_quotas", await quotas.putQuotas({ entity, quotaSet, xReason: "the first" }), api.EntityQuotasToJSON);
     const read = say("get_quotas", await quotas.getQuotas({ entity }), api.EntityQuotasToJSON);
     say("put_quotas", await quotas.putQuotas({ entity, quotaSet: read.quotas }), api.EntityQuotasToJSON);
+    say("shadow_quotas", await quotas.shadowQuotas({ entity }), api.ShadowQuotasToJSON);
     const quotaPatch: api.QuotaPatch = {
         requestRate: { limit: 10, burst: null },
         producerIdsRate: null,
@@ -87,6 +88,14 @@ async function ofDecisions(decisions: api.DecisionsApi, leases: api.LeasesApi, b
     say("reset_bucket", await buckets.resetBucket({ bucketReset }), nothing);
 }
 
+// List reports, and read the newest.
+async function ofReports(reports: api.ReportsApi): Promise<void> {
+    const listed = say("get_reports", await reports.getReports(), api.ReportListToJSON);
+    const newest = listed.reports[0];
+    if (!newest) throw new Error("the list has a report");
+    say("get_report", await reports.getReport({ name: newest.name }), api.ReportToJSON);
+}
+
 // Make, rotate and revoke a key.
 async function ofKeys(keys: api.KeysApi): Promise<void> {
     const keyWanted: api.KeyWanted = {
@@ -138,6 +147,9 @@ async function main(): Promise<void> {
         new api.LeasesApi(configuration),
         new api.BucketsApi(configuration),
     );
+    const overview = new api.OverviewApi(configuration);
+    say("get_overview", await overview.getOverview({ resolution: "second", sinceMs: 1 }), api.OverviewToJSON);
+    await ofReports(new api.ReportsApi(configuration));
     await ofKeys(new api.KeysApi(configuration));
     await ofVolumes(new api.VolumesApi(configuration), quotas);
     say("live", await health.live(), api.HealthToJSON);

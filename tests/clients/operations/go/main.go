@@ -46,7 +46,7 @@ func check(operation string, err error) {
 	}
 }
 
-// ofQuotas sends back the quotas that were read, patches, and reads the history.
+// ofQuotas sends back the quotas that were read, patches, and reads the history and the shadow quotas.
 func ofQuotas(ctx context.Context, quotas *quotagate.QuotasAPIService) {
 	rate := quotagate.NewQuota(16_777_217.5)
 	rate.SetBurst(3e9)
@@ -65,6 +65,7 @@ func ofQuotas(ctx context.Context, quotas *quotagate.QuotasAPIService) {
 	say[*quotagate.EntityQuotas]("put_quotas")(quotas.PutQuotas(ctx, entity).QuotaSet(wanted).XReason("the first").Execute())
 	read := say[*quotagate.EntityQuotas]("get_quotas")(quotas.GetQuotas(ctx, entity).Execute())
 	say[*quotagate.EntityQuotas]("put_quotas")(quotas.PutQuotas(ctx, entity).QuotaSet(read.GetQuotas()).Execute())
+	say[*quotagate.ShadowQuotas]("shadow_quotas")(quotas.ShadowQuotas(ctx).Entity(entity).Execute())
 
 	patched := quotagate.NewQuotaPatchRequestRate()
 	patched.SetLimit(10)
@@ -131,6 +132,12 @@ func ofDecisions(ctx context.Context, client *quotagate.APIClient) {
 	sayNothing("reset_bucket")(client.BucketsAPI.ResetBucket(ctx).BucketReset(*reset).Execute())
 }
 
+// ofReports lists reports, and reads the newest.
+func ofReports(ctx context.Context, reports *quotagate.ReportsAPIService) {
+	listed := say[*quotagate.ReportList]("get_reports")(reports.GetReports(ctx).Execute())
+	say[*quotagate.Report]("get_report")(reports.GetReport(ctx, listed.Reports[0].Name).Execute())
+}
+
 // ofKeys makes, rotates and revokes a key.
 func ofKeys(ctx context.Context, keys *quotagate.KeysAPIService) {
 	wanted := quotagate.NewKeyWanted(who, []string{"decide"})
@@ -179,6 +186,9 @@ func main() {
 	client := quotagate.NewAPIClient(configuration)
 	ofQuotas(ctx, client.QuotasAPI)
 	ofDecisions(ctx, client)
+	say[*quotagate.Overview]("get_overview")(
+		client.OverviewAPI.GetOverview(ctx).Resolution("second").SinceMs(1).Execute())
+	ofReports(ctx, client.ReportsAPI)
 	ofKeys(ctx, client.KeysAPI)
 	ofVolumes(ctx, client)
 	say[*quotagate.Health]("live")(client.HealthAPI.Live(ctx).Execute())
