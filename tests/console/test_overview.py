@@ -205,12 +205,16 @@ def test_empty_day_says_what_to_do(console: Console):
 def test_curve_is_read_with_the_keyboard(console: Console):
     page = shown(console).page
     plot = figure(console, "Decisions a second").locator(".plot")
+    page.wait_for_function("() => CHARTS[0].rows.length > 3")
     plot.focus()
     page.keyboard.press("Home")
     first = plot.locator(".u-legend .u-value").first
     eventually(lambda: first.inner_text() == page.evaluate("clock(CHARTS[0].rows[0][0])"))
     page.keyboard.press("ArrowRight")
     eventually(lambda: first.inner_text() == page.evaluate("clock(CHARTS[0].rows[1][0])"))
+    second, ends = first.inner_text(), page.evaluate("CHARTS[0].ends")
+    page.wait_for_function(f"() => CHARTS[0].ends > {ends + 5}")
+    expect(first).to_have_text(second)
 
 
 def test_curves_have_the_colours_of_the_scheme(console: Console):

@@ -2,6 +2,7 @@
 //
 // A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
 // (`parent`). A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
+// `at` is the time that the keyboard has chosen: the curve moves on below it, so the cursor follows its row.
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const BORDERS = ["solid", "dashed", "dotted", "double"]; // of the marks in the legend
@@ -36,6 +37,7 @@ function figureOf(chart) {
   const figure = made("figure", {}, made("figcaption", {}, chart.title), plot, details);
   details.addEventListener("toggle", () => details.open && tabulate(chart));
   plot.addEventListener("keydown", (event) => moveCursor(chart, event));
+  plot.addEventListener("mousemove", () => { chart.at = null; });
   new ResizeObserver(() => chart.plot?.setSize(sizeOf(plot))).observe(plot);
   chart.parent.append(figure);
   drawn.add(chart);
@@ -59,7 +61,7 @@ function optionsOf(chart) {
   return {
     ...sizeOf(chart.figure.querySelector(".plot")),
     cursor: { drag: { x: false, y: false }, y: false },
-    hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })] },
+    hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })], draw: [() => chart.at && pointAt(chart)] },
     legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
     scales: {
       x: { range: () => [start(), chart.ends] },
@@ -87,9 +89,15 @@ function moveCursor(chart, event) {
   const at = chart.plot.cursor.idx ?? last + 1;
   const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
   if (next === undefined || last < 0) return;
-  const place = Math.min(Math.max(next, 0), last);
-  chart.plot.setCursor({ left: chart.plot.valToPos(chart.rows[place][0], "x"), top: 10 });
+  [chart.at] = chart.rows[Math.min(Math.max(next, 0), last)];
+  pointAt(chart);
   event.preventDefault();
+}
+
+// Moves the cursor to the chosen time, or to the oldest row after it.
+function pointAt(chart) {
+  chart.at = Math.max(chart.at, chart.rows[0][0]);
+  chart.plot.setCursor({ left: chart.plot.valToPos(chart.at, "x"), top: 10 });
 }
 
 // The table is of the moment when it is opened: it does not change while somebody reads it.
