@@ -88,8 +88,8 @@ def _outlier_lines(made: Recommendation) -> Iterator[str]:
 def basis(made: Recommendation) -> str:
     """How limits follow from the log."""
     return (
-        f"A need is the least limit that does not hold up {made.basis.quantile:.5%} of an entity's asks; a "
-        f"limit is the need and {made.basis.headroom:.0%} of headroom."
+        f"A need is the least limit that does not hold up {100 * made.basis.quantile:.8g}% of an entity's "
+        f"asks; a limit is the need and {made.basis.headroom:.0%} of headroom."
     )
 
 
