@@ -73,7 +73,8 @@ quotas:
 """Twice each limit."""
 FONTS: Final = """() => {
   const sheet = document.styleSheets[0];
-  for (const rule of ["body { font-family: DejaVu Sans }", "code, kbd { font-family: DejaVu Sans Mono }"])
+  const rules = ["body, .uplot { font-family: DejaVu Sans }", "code, kbd { font-family: DejaVu Sans Mono }"];
+  for (const rule of rules)
     sheet.insertRule(rule, sheet.cssRules.length);
 }"""
 """A browser without a desktop has no fonts of its own for ``system-ui`` and ``ui-monospace``."""
