@@ -60,6 +60,7 @@ function optionsOf(chart) {
   const start = () => chart.ends - Math.min(chart.span, Math.max(chart.ends - (chart.rows[0]?.[0] ?? 0), 60));
   return {
     ...sizeOf(chart.figure.querySelector(".plot")),
+    padding: [null, chart.hasDates ? 60 : 30, null, null], // half of the last time
     cursor: { drag: { x: false, y: false }, y: false },
     hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })], draw: [() => chart.at && pointAt(chart)] },
     legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
@@ -77,7 +78,8 @@ function optionsOf(chart) {
       { label: "at", value: (_, time) => time == null ? "–" : instant(chart, time) },
       ...chart.lines.map((label, line) => ({
         label, stroke: () => colour(`line-${line}`), width: 1.5, dash: DASHES[line],
-        ...(label === chart.marks ? { paths: () => null, points: { show: true, size: 9 } } : {}),
+        ...(label === chart.marks ? { paths: () => null } : {}),
+        points: { fill: () => colour(`line-${line}`), ...(label === chart.marks ? { show: true, size: 9 } : {}) },
         value: (_, _value, _line, place) => textOf(chart, chart.rows[place], line),
       })),
     ],

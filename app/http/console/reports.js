@@ -155,7 +155,7 @@ function reportCell(column, value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return String(value);
   if (column === "at_ms") return when(value);
-  return column.endsWith("_ms") ? duration(value / 1000) : shown(Number.isInteger(value) ? value : Number(value.toPrecision(6)));
+  return column.endsWith("_ms") ? duration(value / 1000) : Number.isInteger(value) ? shown(value) : measured(value);
 }
 
 // The rows whose first value is `marked`, if given, are the current ones.
