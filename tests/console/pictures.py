@@ -129,7 +129,6 @@ def deployment() -> Iterator[Service]:
             **logged.settings(log),
             "QUOTAGATE_VOLUME_MIN_AVAILABLE_BYTES": "10000000000",
             "QUOTAGATE_REPORTS": str(reports),
-            "QUOTAGATE_STORE_BUDGET_MS": "1000",  # the nodes, the store and the browser share a machine
         }
         catalog = f"sqlite:///{home / 'catalog.db'}"
         nodes = [

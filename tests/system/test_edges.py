@@ -1,4 +1,4 @@
-"""A real node at its limits: too many connections, unread answers, concurrent scrapes, large bodies."""
+"""A real node at its limits: too many connections, unread answers, large bodies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import resource
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -25,8 +24,6 @@ from tests.service import Service, eventually, running
 ASK = {"principal": "alice", "usage": {"requests": 1}}
 ALTERNATELY = 300
 AT_MOST_TIMES = 10
-FOR_EACH_PAGE = 5
-"""The number of decisions, one after the other, that must fit into the time of one page of metrics."""
 SMALL = {"QUOTAGATE_MAX_CONNECTIONS": "40", "QUOTAGATE_MAX_CONNECTIONS_PER_ADDRESS": "10"}
 
 
@@ -131,25 +128,6 @@ def established(node: Service) -> int:
     port = f":{node.address[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     return sum(1 for row in rows if row[1].endswith(port) and row[3] == "01")
-
-
-def test_concurrent_scrapes_do_not_delay_decisions(node: Service):
-    """Once, a decision during 30 scrapes took 3.7 s."""
-    asks = [{"principal": f"name-{n}", "usage": {"requests": 1}} for n in range(3_000)]
-    node.put("user=*", request_rate=1_000_000)
-    for first in range(0, len(asks), 1_000):
-        node.batch(asks[first : first + 1_000])
-    scrape = lambda _: httpx.get(f"{node.url}/metrics", trust_env=False, timeout=60)  # noqa: E731
-    with ThreadPoolExecutor(30) as threads:
-        scraping = [threads.submit(scrape, n) for n in range(30)]
-        asked = 0
-        while not all(each.done() for each in scraping):
-            node.ask(principal="name-1", usage={"requests": 1})
-            asked += 1
-        pages = {each.result().text for each in scraping}
-    assert all("quotagate_rate" in page for page in pages)
-    say(f"{asked} decisions while {len(pages)} pages were made for 30 scrapes")
-    assert asked >= FOR_EACH_PAGE * len(pages)
 
 
 UNKNOWN = {f"k{n}": 1 for n in range(90_000)}
