@@ -29,7 +29,8 @@ KEPT_S: Final = 1.0
 GONE_MS: Final = 15_000
 """The age of its last sample from which a process is not shown any more."""
 BACK_MS: Final = 60_000
-"""If the store's clock went back by more, it began its series anew, and so does the node."""
+"""If the store's clock went back by more, it begins its series anew with its next sample, and so does the node.
+"""
 
 
 class Samples(Protocol):
@@ -111,12 +112,13 @@ class DeploymentOverview:
             is_all = False
             while not is_all:
                 *_, is_all = found = await self._samples.read()
-                if found.now_ms < self._now_ms - BACK_MS:
+                newest_ms = max((each.taken_ms for each in (*found.seconds, *found.minutes)), default=0)
+                went_back = max(newest_ms, self._now_ms) > found.now_ms + BACK_MS
+                self._now_ms = found.now_ms
+                if went_back:  # until its next sample, the store has samples of the future
                     self._begin()
                     self._samples.rewind()
-                    self._now_ms, is_all = found.now_ms, False
-                    continue
-                self._now_ms = found.now_ms
+                    return
                 for sample in found.seconds:
                     self._seconds.add(sample)
                 for sample in found.minutes:
