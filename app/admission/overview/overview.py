@@ -29,8 +29,7 @@ KEPT_S: Final = 1.0
 GONE_MS: Final = 15_000
 """The age of its last sample from which a process is not shown any more."""
 BACK_MS: Final = 60_000
-"""If the store's clock went back by more, it begins its series anew with its next sample, and so does the node.
-"""
+"""If the store's clock went back by more, its series begin anew with the next sample; so does the node."""
 
 
 class Samples(Protocol):
