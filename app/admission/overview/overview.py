@@ -73,6 +73,9 @@ class DeploymentOverview:
     Args:
         away: whether the store is known to be away, so that nothing is read meanwhile.
         clock: in seconds, monotonic.
+
+    Attributes:
+        read_at: when this node read the store last, or tried to, by the clock.
     """
 
     def __init__(
@@ -86,8 +89,8 @@ class DeploymentOverview:
         self._away = away
         self._clock = clock
         self._now_ms = 0
-        """The store's time at the last read, which was at ``_read_at`` by the clock."""
-        self._read_at = -KEPT_S
+        """The store's time at the last read."""
+        self.read_at = -KEPT_S
         self._reading: asyncio.Task[None] | None = None
         self._begin()
 
@@ -97,7 +100,7 @@ class DeploymentOverview:
 
     async def refresh(self) -> None:
         """Read new samples, unless this node did so less than a second ago, or cannot."""
-        if self._reading is None and self._clock() - self._read_at >= KEPT_S and not self._away():
+        if self._reading is None and self._clock() - self.read_at >= KEPT_S and not self._away():
             self._reading = asyncio.create_task(self._read(), name="read samples")
             self._reading.add_done_callback(self._finished)
         if self._reading is not None:
@@ -125,13 +128,13 @@ class DeploymentOverview:
         except StoreError:
             return  # the sums stay as they are
         finally:
-            self._read_at = self._clock()
+            self.read_at = self._clock()
         self._seconds.close(self._now_ms)
         self._minutes.close(self._now_ms)
 
     def view(self, resolution: Resolution, since_ms: int | None = None) -> View:
         """Return the overview; ``since_ms``: only points that end later."""
-        now_ms = self._now_ms + round((self._clock() - self._read_at) * 1000) if self._now_ms else 0
+        now_ms = self._now_ms + round((self._clock() - self.read_at) * 1000) if self._now_ms else 0
         nodes = [
             ShownNode(sample.node, sample.version, at * STEP_MS["second"])
             for at, sample in self._seconds.processes

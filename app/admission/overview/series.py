@@ -223,16 +223,21 @@ def throttled_since(
     return {name: at * step_ms for name, at in since.items()}
 
 
-def throttled_long(minutes: Sequence[Point], now_ms: int) -> dict[tuple[str, str], int]:
+def present(minutes: Sequence[Point], now_ms: int) -> list[Point]:
+    """Return those of the newest two points by the minute that say something about the present."""
+    return [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
+
+
+def throttled_long(minutes: Sequence[Point], newest: Sequence[Point]) -> dict[tuple[str, str], int]:
     """Return the buckets that have throttled asks for 30 minutes or more and still do, the longest first.
 
     Args:
         minutes: all points by the minute that are kept, oldest first.
+        newest: as ``present`` returns them.
 
     Returns:
         Since when, in ms, by quota and name.
     """
-    newest = [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
     buckets = {(each.quota, each.bucket) for point in newest for each in point.throttled}
     since = throttled_since(minutes, MINUTE_MS, buckets)
     long = [(at, name) for name, at in since.items() if minutes[-1].at * MINUTE_MS - at >= LONG_MS]

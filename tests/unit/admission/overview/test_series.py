@@ -11,6 +11,7 @@ from app.admission.overview.series import (
     MOST_THROTTLED,
     Point,
     SummedSeries,
+    present,
     throttled_long,
     throttled_since,
 )
@@ -310,6 +311,7 @@ def throttling(minutes: dict[int, str]) -> list[Point]:
 def test_bucket_is_throttled_for_long_if_it_still_is(
     minutes: dict[int, str], expected: dict[str, int]
 ) -> None:
-    found = throttled_long(throttling(minutes), (MINUTE + 31) * MINUTE_MS - 1)
+    kept = throttling(minutes)
+    found = throttled_long(kept, present(kept, (MINUTE + 31) * MINUTE_MS - 1))
     names = {("request_rate", f"user={name}"): (MINUTE + at) * MINUTE_MS for name, at in expected.items()}
     assert list(found.items()) == list(names.items())
