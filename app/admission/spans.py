@@ -140,6 +140,14 @@ class Spans:
             is_sampled = int(named["trace"], 16) & LOW < self._bound
         if not is_sampled:
             return
+        try:
+            self._add_sampled(decided, header, low, seconds)
+        except Exception:  # the decisions are charged, so the caller gets them
+            log.exception("decisions could not be given spans")
+
+    def _add_sampled(
+        self, decided: Sequence[PlannedAsk], header: bytes | None, low: int, seconds: float
+    ) -> None:
         given, now = self._given, self._clock()
         while given and now - given[0] >= 1:
             given.popleft()

@@ -5,7 +5,7 @@
     qg1:overview:bytes      a hash: the bytes ever appended to each, so that their size is known
 
 On a cluster all have the tag ``{overview}``, so they are in one slot. They take at most 1/64 of the memory of
-their primary; the series by the minute gives up its oldest samples first (``lua/sample_append.lua``).
+their primary; the larger one gives up its oldest samples (``lua/sample_append.lua``).
 
 The counters of a sample only grow, from 0 at the start of the process. A reader takes the difference of two
 samples, so a lost sample loses nothing: the next has its counts too, and none is counted twice. The name of a

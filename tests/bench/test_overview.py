@@ -135,9 +135,9 @@ def test_sums_and_documents_of_64_processes() -> None:
     series.close((SPAN_S + 2) * 1_000)
     assert len(series.points) == SPAN_S
     day = [Point(at, [at] * len(COUNTED), latency, 0, BUCKETS[:MOST_THROTTLED]) for at in range(1_440)]
-    view, store = View(1, [], day, day), [ShownStore("a:1", 1, 2, [])]
-    document_s = seconds(lambda: _document(view, "minute", store, 1.0))
-    size = len(_document(view, "minute", store, 1.0))
+    view, store = View(1, [], day, [], day), [ShownStore("a:1", 1, 2, [])]
+    document_s = seconds(lambda: _document(view, "minute", {}, store, 1.0))
+    size = len(_document(view, "minute", {}, store, 1.0))
     print_table(
         f"The overview of {NODES} processes",
         COMMAND,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
@@ -108,6 +109,31 @@ async def test_slow_disk_is_given_up(http: AsyncClient, folder: Path, monkeypatc
     monkeypatch.setattr(routes, "READ_WITHIN_S", 0.2)
     answer = await http.get("/v1/reports")
     assert (answer.status_code, answer.json()["detail"]) == (503, schema.SLOW)
+
+
+async def test_no_other_process_begins_while_one_waits_for_its_disk(
+    http: AsyncClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A process that waits for a disk does not end when it is killed; here the kill itself is held back."""
+    killed: list[Process] = []
+
+    def kill(process: Process) -> None:
+        killed.append(process)
+
+    (folder.parent / "sleeps.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+    with monkeypatch.context() as hung:
+        hung.setenv("PYTHONPATH", f"{folder.parent}:{os.environ.get('PYTHONPATH', '')}")
+        hung.setattr(reports, "__name__", "sleeps")
+        hung.setattr(routes, "READ_WITHIN_S", 0.2)
+        hung.setattr(routes, "END_WITHIN_S", 0.1)
+        hung.setattr(Process, "kill", kill)
+        for _ in range(3):
+            answer = await http.get("/v1/reports")
+            assert (answer.status_code, answer.json()["detail"]) == (503, schema.SLOW)
+    (process,) = killed
+    process.kill()
+    await process.wait()
+    assert (await http.get("/v1/reports")).status_code == 200
 
 
 async def test_this_process_does_not_parse(http: AsyncClient, folder: Path):

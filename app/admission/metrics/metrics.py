@@ -141,6 +141,8 @@ class Metrics:
         self._spans_dropped = spans_dropped
         self.throttled = Tally()
         self.shadows = ShadowTally()
+        self._shadow_refused = 0
+        """What shadow quotas would have refused of the asks in ``shadows``, since the start."""
         self._counts = Counts()
         self._decision_seconds = Histogram.of(_ALL_SECONDS)
         self.observe_decisions: Observe = self._decision_seconds.observe
@@ -257,8 +259,10 @@ class Metrics:
             labels = (outcome, period.quota)
             self._counts.shadows[labels] = self._counts.shadows.get(labels, 0) + 1
             decision = planned.decision
-            if decision is not None and decision.decision in _WENT_AHEAD and planned.ask.mode != "peek":
+            is_ask = planned.ask.mode in ("admit", "record")
+            if decision is not None and decision.decision in _WENT_AHEAD and is_ask:
                 self.shadows.add(period, outcome)
+                self._shadow_refused += outcome in ("throttle", "reject")
 
     def _filled(self, fill: Fill, now: float) -> None:
         counts, labels = self._counts, (fill.bucket,)
@@ -409,10 +413,10 @@ class Metrics:
             by_outcome[outcome] += asks
             if source in by_source:
                 by_source[source] += asks
-        shadow_refused = sum(asks for labels, asks in counts.shadows.items() if labels[0] != "admit")
         latency = Histogram.of(LATENCY_S)
         latency.add(self._decision_seconds)
-        numbers = (*by_outcome.values(), *by_source.values(), sum(counts.shed.values()), shadow_refused)
+        shed = sum(counts.shed.values())
+        numbers = (*by_outcome.values(), *by_source.values(), shed, self._shadow_refused)
         return Totals([int(number) for number in numbers], latency.counts, self._waiting())
 
     def write(self) -> None:

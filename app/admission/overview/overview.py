@@ -29,7 +29,7 @@ KEPT_S: Final = 1.0
 GONE_MS: Final = 15_000
 """The age of its last sample from which a process is not shown any more."""
 BACK_MS: Final = 60_000
-"""If the store's clock went back by more, it began its series anew, and so does the node."""
+"""If the store's clock went back by more, its series begin anew with the next sample; so does the node."""
 
 
 class Samples(Protocol):
@@ -73,6 +73,9 @@ class DeploymentOverview:
     Args:
         away: whether the store is known to be away, so that nothing is read meanwhile.
         clock: in seconds, monotonic.
+
+    Attributes:
+        read_at: when this node read the store last, or tried to, by the clock.
     """
 
     def __init__(
@@ -86,8 +89,8 @@ class DeploymentOverview:
         self._away = away
         self._clock = clock
         self._now_ms = 0
-        """The store's time at the last read, which was at ``_read_at`` by the clock."""
-        self._read_at = -KEPT_S
+        """The store's time at the last read."""
+        self.read_at = -KEPT_S
         self._reading: asyncio.Task[None] | None = None
         self._begin()
 
@@ -97,7 +100,7 @@ class DeploymentOverview:
 
     async def refresh(self) -> None:
         """Read new samples, unless this node did so less than a second ago, or cannot."""
-        if self._reading is None and self._clock() - self._read_at >= KEPT_S and not self._away():
+        if self._reading is None and self._clock() - self.read_at >= KEPT_S and not self._away():
             self._reading = asyncio.create_task(self._read(), name="read samples")
             self._reading.add_done_callback(self._finished)
         if self._reading is not None:
@@ -111,12 +114,13 @@ class DeploymentOverview:
             is_all = False
             while not is_all:
                 *_, is_all = found = await self._samples.read()
-                if found.now_ms < self._now_ms - BACK_MS:
+                newest_ms = max((each.taken_ms for each in (*found.seconds, *found.minutes)), default=0)
+                went_back = max(newest_ms, self._now_ms) > found.now_ms + BACK_MS
+                self._now_ms = found.now_ms
+                if went_back:  # until its next sample, the store has samples of the future
                     self._begin()
                     self._samples.rewind()
-                    self._now_ms, is_all = found.now_ms, False
-                    continue
-                self._now_ms = found.now_ms
+                    return
                 for sample in found.seconds:
                     self._seconds.add(sample)
                 for sample in found.minutes:
@@ -124,13 +128,13 @@ class DeploymentOverview:
         except StoreError:
             return  # the sums stay as they are
         finally:
-            self._read_at = self._clock()
+            self.read_at = self._clock()
         self._seconds.close(self._now_ms)
         self._minutes.close(self._now_ms)
 
     def view(self, resolution: Resolution, since_ms: int | None = None) -> View:
         """Return the overview; ``since_ms``: only points that end later."""
-        now_ms = self._now_ms + round((self._clock() - self._read_at) * 1000) if self._now_ms else 0
+        now_ms = self._now_ms + round((self._clock() - self.read_at) * 1000) if self._now_ms else 0
         nodes = [
             ShownNode(sample.node, sample.version, at * STEP_MS["second"])
             for at, sample in self._seconds.processes

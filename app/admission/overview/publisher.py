@@ -5,7 +5,8 @@ its own. Samples are named by the store's time, which each reply tells. Processe
 of the second, so that the store never gets the samples of all at once.
 
 A sample that the store did not take is dropped: the next has its counts too. The throttled buckets of a
-dropped sample are lost, since nobody knows whether the store took them.
+dropped second are lost, since nobody knows whether the store took them. Those of a minute are sent again, as
+a bucket that is throttled for long must not miss a minute; if only the reply was lost, they count twice.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Publisher:
         second = self._packed(newest, is_first=self._is_first, is_last=is_last)
         minute = b""
         if is_due:
-            busiest, self._in_minute = most_throttled(self._in_minute, MOST_BUCKETS), {}
+            busiest = most_throttled(self._in_minute, MOST_BUCKETS)
             minute = self._packed(busiest, is_first=self._is_first_minute, is_last=is_last)
         try:
             now_ms, took = await self._series.append(second, minute, at, ends)
@@ -143,7 +144,7 @@ class Publisher:
             return
         self._is_first = self._is_warned = False
         if is_due:
-            self._is_first_minute, self._minute = False, ends
+            self._is_first_minute, self._minute, self._in_minute = False, ends, {}
 
     def _at(self, *, is_last: bool) -> int | None:
         """The time until which a sample of this moment counts, in s by the store's clock; None if unknown."""

@@ -7,8 +7,9 @@ later.
 A point is **final** once samples for it have had time to come. If one is lost, there is no
 point: a sum without one process would look like less traffic. The next point has the counts of both; so
 each point counts since the point before it, the sum over all points is exact, and nothing is counted twice.
-A process is lost if it did not say that it stops; it is waited for a few points, then the others go on
-without it.
+A process is lost if it did not say that it stops. The others wait for it for a few points of theirs, then
+they go on without it. So processes may come back one after another when the store was away for all. A process
+that alone was without the store for longer comes back as a peak: its counts are all in one point.
 
 Counts before the first sample that is still kept are not known, and belong to no point.
 """
@@ -57,13 +58,14 @@ class Point(Struct, frozen=True):
 
 
 class _Process:
-    """A process: its newest sample, and until when that counts."""
+    """A process: its newest sample, until when that counts, and the points of others that it missed since."""
 
-    __slots__ = ("at", "newest")
+    __slots__ = ("at", "missed", "newest")
 
     def __init__(self, at: int, newest: ProcessSample) -> None:
         self.at = at
         self.newest = newest
+        self.missed = 0
 
 
 class _Sum:
@@ -89,7 +91,7 @@ class SummedSeries:
     Args:
         step_ms: the length of a point.
         span_ms: how far the points go back.
-        awaited: for how many points a process without samples counts as lost; then it is gone.
+        awaited: for how many points of others a process without samples counts as lost; then it is gone.
         late_ms: how long after its end a point becomes final.
 
     Attributes:
@@ -123,14 +125,16 @@ class SummedSeries:
             before = known.newest
             counts = [now - then for now, then in zip(sample.counts, before.counts, strict=False)]
             latency = [now - then for now, then in zip(sample.latency, before.latency, strict=False)]
-            missing = range(max(known.at, self._closed) + 1, min(at, known.at + self._awaited + 1))
-            self._lost.update(missing)
-            known.at, known.newest = max(at, known.at), sample
+            if known.missed <= self._awaited:
+                self._lost.update(range(max(known.at, self._closed) + 1, at))
+            known.at, known.newest, known.missed = max(at, known.at), sample, 0
         else:
             self._processes[sample.node] = _Process(at, sample)
             counts, latency = sample.counts, sample.latency
             if not sample.is_first:
                 counts, latency = [0] * len(counts), [0] * len(latency)
+            elif not self.points or self.points[-1].at < self._closed:  # it began in the gap
+                self._lost.update(range(self._closed + 1, at))
         place = max(at, self._closed + 1)
         self._waiting.setdefault(place, _Sum()).add(counts, latency, sample.throttled)
 
@@ -165,10 +169,10 @@ class SummedSeries:
             else:
                 busiest = most_throttled(ready.throttled, MOST_THROTTLED)  # a gap can be long
                 self._carried.add(ready.counts, ready.latency, busiest)
-        is_lost = at in self._lost or any(
-            at - self._awaited <= each.at < at and not each.newest.is_last
-            for each in self._processes.values()
-        )
+        absent = [each for each in self._processes.values() if each.at < at and not each.newest.is_last]
+        for each in absent:
+            each.missed += ready is not None
+        is_lost = at in self._lost or any(each.missed <= self._awaited for each in absent)
         if is_lost or self._carried is None:
             return
         done, self._carried = self._carried, None
@@ -219,16 +223,21 @@ def throttled_since(
     return {name: at * step_ms for name, at in since.items()}
 
 
-def throttled_long(minutes: Sequence[Point], now_ms: int) -> dict[tuple[str, str], int]:
+def present(minutes: Sequence[Point], now_ms: int) -> list[Point]:
+    """Return those of the newest two points by the minute that say something about the present."""
+    return [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
+
+
+def throttled_long(minutes: Sequence[Point], newest: Sequence[Point]) -> dict[tuple[str, str], int]:
     """Return the buckets that have throttled asks for 30 minutes or more and still do, the longest first.
 
     Args:
         minutes: all points by the minute that are kept, oldest first.
+        newest: as ``present`` returns them.
 
     Returns:
         Since when, in ms, by quota and name.
     """
-    newest = [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
     buckets = {(each.quota, each.bucket) for point in newest for each in point.throttled}
     since = throttled_since(minutes, MINUTE_MS, buckets)
     long = [(at, name) for name, at in since.items() if minutes[-1].at * MINUTE_MS - at >= LONG_MS]

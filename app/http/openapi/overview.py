@@ -42,7 +42,11 @@ class OverviewPointBody(Struct):
     fallback: Annotated[Count, Meta(description="Those of all four whose source is `fallback`.")]
     shed: Annotated[Count, Meta(description="Requests that were shed, which are no decisions.")]
     shadow_refused: Annotated[
-        Count, Meta(description="Verdicts of shadow quotas that would not have admitted.")
+        Count,
+        Meta(
+            description="Verdicts `throttle` and `reject` of shadow quotas on asks that were let through, "
+            "as `GET /v1/quotas:shadow` counts them."
+        ),
     ]
     queue_asks: Annotated[Count, Meta(description="Asks that waited in the nodes at the end.")]
     latency: Annotated[

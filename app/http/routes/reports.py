@@ -1,4 +1,8 @@
-"""The routes of reports, which a process of its own reads: one at a time, with pauses like the overview's."""
+"""The routes of reports, which a process of its own reads, one at a time.
+
+A pause of three times as long follows, but of two seconds at most. While a process waits for a disk that does
+not answer, no other begins.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +50,24 @@ def router(folder: Path | None, access: Access) -> APIRouter:
     routes = admin_router("Reports", access)
     reading = asyncio.Lock()
     pauses_until = 0.0
+    process: Process | None = None
 
     async def read(*name: str) -> Response:
-        nonlocal pauses_until
+        nonlocal pauses_until, process
         if folder is None:
             raise ProblemError(404, schema.OFF)
         loop = asyncio.get_running_loop()
         async with reading:
+            if process is not None and process.returncode is None:  # killed, but it waits for a disk
+                raise away(schema.SLOW)
             if (pause_s := pauses_until - loop.time()) > 0:
                 await asyncio.sleep(pause_s)
             began = loop.time()
+            process = await _started(folder, *name)
             try:
-                body = await _output(folder, *name)
+                body = await _output(process, folder)
             finally:
+                await _end(process)
                 pauses_until = loop.time() + min(PAUSE_FACTOR * (loop.time() - began), MAX_PAUSE_S)
         return Response(body, 200, {"Cache-Control": "no-store"}, JSON)
 
@@ -77,27 +86,33 @@ def router(folder: Path | None, access: Access) -> APIRouter:
     return routes
 
 
-async def _output(folder: Path, *name: str) -> bytes:
-    """Return the output of a process that reads the folder, or one report.
+async def _started(folder: Path, *name: str) -> Process:
+    """Return a process that reads the folder, or one report.
 
     Raises:
-        ProblemError: 404 without such a report, 503 if the folder cannot be read.
+        ProblemError: 503 if no process can be started.
     """
     arguments = ("-P", "-m", reports.__name__, str(folder), *name)
     try:
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             sys.executable, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
         )
     except OSError as error:  # no process, descriptor or memory is left
         log.warning("no process can be started to read a report", why=error.strerror)
         raise away(schema.UNREADABLE) from None
+
+
+async def _output(process: Process, folder: Path) -> bytes:
+    """Return the output of a process that reads.
+
+    Raises:
+        ProblemError: 404 without such a report, 503 if the folder cannot be read.
+    """
     try:
         async with asyncio.timeout(READ_WITHIN_S):
             output, why = await process.communicate()
     except TimeoutError:
         raise away(schema.SLOW) from None
-    finally:
-        await _end(process)
     if process.returncode == reports.REFUSED:
         raise ProblemError(404, output.decode(errors="replace"))
     if process.returncode:

@@ -1,8 +1,9 @@
 --[[ Appends a sample of a process to the series by the second, and perhaps one to the series by the minute.
 
-Both series together take at most 1/64 of the store's memory: the series by the minute, which is the longest, gives up
-its oldest samples first, then the one by the second. The last 1/32 of the memory is left to leases, the factor and the
-examination, as by log_append.lua. A call removes at most MOST_REMOVED samples of each series, so it is short.
+Both series together take at most 1/64 of the store's memory. Without room for a sample, the series by the second gives
+up its oldest samples while it has more than half of that, otherwise the series by the minute. The last 1/32 of the
+memory is left to leases, the factor and the examination, as by log_append.lua. A call removes at most MOST_REMOVED
+samples of each series, so it is short.
 
 The bytes of a series are known without counting: each entry has the number of bytes that were appended before it,
 reckoned as the store's allocator may take them.
@@ -74,9 +75,11 @@ if in_seconds < 0 or in_minutes < 0 then -- the hash was lost
   redis.call('DEL', KEYS[1], KEYS[2])
   in_seconds, in_minutes = 0, 0
 end
-local over = in_seconds + in_minutes + size(ARGV[1]) + size(ARGV[2]) - most
-if over > 0 and in_minutes > 0 then over = remove(KEYS[2], over) end
-if over > 0 and held(KEYS[2], appended[2] or 0) == 0 then over = remove(KEYS[1], over) end
+in_seconds, in_minutes = in_seconds + size(ARGV[1]), in_minutes + size(ARGV[2])
+local over = in_seconds + in_minutes - most
+local of_seconds = math.min(over, in_seconds - most / 2)
+if of_seconds > 0 then over = over - of_seconds + remove(KEYS[1], of_seconds) end
+if over > 0 then over = remove(KEYS[2], over) end
 if over > 0 then return { now, 0 } end
 
 local function append(key, name, at, sample, span_ms)
@@ -84,8 +87,8 @@ local function append(key, name, at, sample, span_ms)
   local since = string.format('%.0f', now - span_ms)
   local values = { 'at', string.format('%.0f', at), 'before', string.format('%.0f', before), 'sample', sample }
   local id = redis.call('XADD', key, 'MINID', '~', since, '*', unpack(values))
-  if tonumber(string.match(id, '^%d+')) > now + BACK_MS then -- the clock went back: begin anew
-    redis.call('DEL', key)
+  if tonumber(string.match(id, '^%d+')) > now + BACK_MS then -- the clock went back: begin both anew
+    redis.call('DEL', KEYS[1], KEYS[2])
     redis.call('XADD', key, '*', unpack(values))
   end
   redis.call('PEXPIRE', key, ARGV[6])

@@ -9,6 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, SamplingResult
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+from structlog.testing import capture_logs
 
 from app.admission.plan import PlannedAsk
 from app.admission.spans import LOW, MOST_A_SECOND, DecisionSpan, Sampling, Spans, attributes_of, parent_of
@@ -196,3 +197,14 @@ def test_a_span_names_the_quota_that_decided_and_bounds_names():
     assert str(long["quotagate.entity"]).startswith("sha256:")
     assert len(str(long["quotagate.entity"])) == 71
     assert long["quotagate.reason"] == "capacity"
+
+
+def test_a_span_that_cannot_be_made_or_given_is_logged_and_the_caller_gets_its_answer():
+    def fail(_span: DecisionSpan) -> None:
+        raise ValueError("no exporter")
+
+    spans = Spans(Sampling.of("always_on", ""), fail)
+    with capture_logs() as logged:
+        spans.add([decided()], ANYONE, 0.25)
+    (entry,) = logged
+    assert (entry["log_level"], entry["exc_info"]) == ("error", True)

@@ -176,3 +176,14 @@ def test_curve_fits_beside_the_counts(monkeypatch: pytest.MonkeyPatch, columns: 
     drawn = top.curve({at * 1000: at for at in range(60)}, 59_000)
     assert len(drawn) == min(60, int(columns) - top.COUNTS_COLUMNS)
     assert drawn.endswith("█")
+
+
+def test_node_that_has_not_read_the_store_yet_does_not_begin_the_last_minute():
+    first = NOW_MS - top.SPAN_MS
+    found, node = recent({top.END_MS: overview(now_ms=0), first: overview(entry(-30, 1), throttled=30)})
+    for _ in range(2):
+        found.read()
+        assert not found.parts
+    node.answers[top.END_MS] = overview()
+    found.read()
+    assert found.parts[0].since_ms == first

@@ -240,6 +240,7 @@ def test_shadow_verdicts_are_counted_separately(metrics: Metrics):
         ("admit", False, [0, 0, 1, 0]),
         ("record", False, [0, 0, 1, 0]),
         ("peek", False, None),
+        ("refund", False, None),
         ("admit", True, None),  # another quota refuses the ask
     ],
 )
@@ -252,6 +253,26 @@ def test_shadow_quota_has_the_verdicts_on_asks_that_went_ahead(
     period = ShadowPeriod("request_rate", shadow[0].entity, 0)
     assert metrics.shadows.take(5) == ([] if counted is None else [(period, counted)])
     assert value(metrics, "shadow_decisions_total", decision="throttle", quota="request_rate") == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "mode", "refuses", "refused"),
+    [
+        ("throttle", "admit", False, 1),
+        ("reject", "record", False, 1),
+        ("delay", "admit", False, 0),
+        ("admit", "admit", False, 0),
+        ("throttle", "peek", False, 0),
+        ("throttle", "admit", True, 0),  # another quota refuses the ask
+    ],
+)
+def test_shadow_quota_has_refused_what_it_would_not_have_let_through(
+    metrics: Metrics, outcome: Any, mode: Any, refuses: bool, refused: int
+):
+    other = judged("consumer_byte_rate", outcome="throttle" if refuses else "admit", throttle_ms=9 * refuses)
+    shadow = judged(outcome=outcome, throttle_ms=9 * (outcome != "admit"), shadow=True)
+    count(metrics, shadow, other, ask=replace(ASK, mode=mode))
+    assert dict(zip(COUNTED, metrics.totals().counts, strict=True))["shadow_refused"] == refused
 
 
 def known(*others: Charge, shadow: bool = False) -> PlannedAsk:

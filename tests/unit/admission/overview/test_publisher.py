@@ -127,6 +127,19 @@ async def test_a_sample_that_was_not_taken_is_counted_and_the_next_has_its_count
     assert (sample.is_first, sample.counts[0], node.publisher.dropped) == (True, 3, 2)
 
 
+@pytest.mark.parametrize("does", [False, StoreError("timeout", "no answer")])
+async def test_a_minute_that_was_not_taken_keeps_its_throttled_buckets(node: Node, does: bool | StoreError):
+    node.tally.add("request_rate", "user=alice", 10)
+    await node.publish(40)
+    node.series.does = does  # as the minute ends
+    await node.publish(1)
+    node.series.does = True
+    node.tally.add("request_rate", "user=alice", 20)
+    await node.publish(61)
+    throttled = [[(each.asks, each.throttle_ms) for each in one.throttled] for _, one in node.series.minutes]
+    assert throttled == [[(2, 30)], []]
+
+
 async def test_nothing_is_sent_to_a_store_that_is_away(node: Node):
     node.is_away = True
     await node.publish(2)

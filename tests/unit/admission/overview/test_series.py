@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from app.admission.overview.series import (
@@ -9,6 +11,7 @@ from app.admission.overview.series import (
     MOST_THROTTLED,
     Point,
     SummedSeries,
+    present,
     throttled_long,
     throttled_since,
 )
@@ -103,6 +106,66 @@ def test_a_process_that_comes_back_adds_all_its_counts_in_the_next_point() -> No
     assert [at for at in range(21) if at not in made] == [1, 2, 3]
     assert made[20] == 101
     assert sum(made.values()) == 101 + 21
+
+
+def after_outage(back: dict[str, float], until: int = 330) -> dict[int, tuple[int, int]]:
+    """Points after an outage of the store from second 21 to 320: how many seconds each counts, and its asks.
+
+    Every process decides 100 asks a second all the time.
+
+    Args:
+        back: when each process publishes again; `new` starts at 121, during the outage.
+    """
+    found = series()
+    sent: list[tuple[float, TimedSample]] = []
+    for node, back_at in back.items():
+        spread_s = back_at % 1
+        began = 121 if node == "new" else 1
+        for at in (*(range(began, 21)), *range(int(back_at), until)):
+            first = at == (began if began < 21 else int(back_at))
+            timed = sample(at, 100 * (at - began + 1), node, first=first)
+            sent.append((at + spread_s, timed._replace(taken_ms=round((AT + at + spread_s) * 1_000))))
+    for _, timed in sorted(sent, key=lambda each: each[0]):
+        found.add(timed)
+    made = points(found, now=until + 10)
+    return {at: (at - before, made[at]) for before, at in pairwise(made) if at > 20}
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        {"a": 321.1, "b": 321.3},
+        {"a": 321.1, "b": 322.3},
+        {"a": 321.1, "b": 323.3},
+        {"a": 321.4, "b": 324.1},
+        {"a": 322.3, "b": 321.1, "c": 323.4},
+    ],
+    ids=str,
+)
+def test_processes_that_come_back_one_after_another_after_an_outage_make_no_peak(
+    back: dict[str, float],
+) -> None:
+    rates = {at: asks / length for at, (length, asks) in after_outage(back).items()}
+    assert set(rates.values()) == {100 * len(back)}
+    assert min(rates) == max(map(int, back.values())), "the first point is that of the last to return"
+
+
+@pytest.mark.parametrize("back", [{"a": 322.3, "new": 321.1}, {"a": 321.1, "new": 322.3}], ids=str)
+def test_process_that_started_during_an_outage_makes_no_peak(back: dict[str, float]) -> None:
+    found = after_outage(back)
+    assert found[322] == (302, 100 * 302 + 100 * 202)
+    assert {found[at] for at in range(323, 330)} == {(1, 200)}
+
+
+def test_process_alone_without_the_store_comes_back_as_a_peak() -> None:
+    found = series()
+    for at in range(40):
+        found.add(sample(at, 100 * (at + 1), "b", first=at == 0))
+        if at <= 1 or at >= 30:
+            found.add(sample(at, 100 * (at + 1), first=at == 0))
+    made = points(found, now=43)
+    assert [at for at in range(40) if at not in made] == [2, 3, 4]
+    assert (made[29], made[30], made[31]) == (100, 100 + 29 * 100, 200)
 
 
 def test_a_process_that_stopped_leaves_no_gap() -> None:
@@ -248,6 +311,7 @@ def throttling(minutes: dict[int, str]) -> list[Point]:
 def test_bucket_is_throttled_for_long_if_it_still_is(
     minutes: dict[int, str], expected: dict[str, int]
 ) -> None:
-    found = throttled_long(throttling(minutes), (MINUTE + 31) * MINUTE_MS - 1)
+    kept = throttling(minutes)
+    found = throttled_long(kept, present(kept, (MINUTE + 31) * MINUTE_MS - 1))
     names = {("request_rate", f"user={name}"): (MINUTE + at) * MINUTE_MS for name, at in expected.items()}
     assert list(found.items()) == list(names.items())
