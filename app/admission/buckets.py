@@ -14,7 +14,7 @@ from app.domain.bucket import BucketName
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.store.encoding import answers_of
-from app.store.port import Charge, ChargeResult, IdsResult, StoreCalls, StoreError
+from app.store.port import Charge, ChargeResult, IdsResult, LiveLayer, StoreCalls, StoreError
 
 SLACK_MS: Final = 60_000
 
@@ -30,8 +30,9 @@ class BucketStatus:
         observed, remaining: as in the detail of a peek.
         tokens: for a token bucket; negative in debt.
         layers: for producer ids, the number of live layers of the filter.
+        live_layers: for producer ids, these layers, oldest first.
         fill: for producer ids, the fill of the newest segment in the newest layer.
-        remembered_ids: how many ids the live layers hold.
+        remembered_ids: how many ids the live layers hold together.
         charged_ids: how many ids were charged in the trailing window.
     """
 
@@ -41,6 +42,7 @@ class BucketStatus:
     remaining: float
     tokens: float | None
     layers: int | None
+    live_layers: list[LiveLayer] | None
     fill: float | None
     remembered_ids: int | None
     charged_ids: int | None
@@ -87,11 +89,36 @@ class Buckets:
         try:
             async with asyncio.timeout(WITHIN_S):
                 (answer,) = await answers_of(self._store, [plan])
+                if answer.error is not None:
+                    raise answer.error
+                now_ms = answer.at_ms if at_ms is None else at_ms
+                return [
+                    await self._status(charge, result, now_ms)
+                    for charge, result in zip(charging, answer.results, strict=True)
+                ]
         except TimeoutError:
             raise StoreError("timeout", f"it did not reply within {WITHIN_S:.0f} s") from None
-        if answer.error is not None:
-            raise answer.error
-        return [_status(charge, result) for charge, result in zip(charging, answer.results, strict=True)]
+
+    async def _status(self, charge: Charge, result: ChargeResult, now_ms: int) -> BucketStatus:
+        """The state of a bucket from a peek at it, and from its layers if it has some."""
+        quota, live, fill, charged = charge.quota, None, None, None
+        if isinstance(result, IdsResult):
+            live = await self._store.live_layers(charge.key, now_ms, quota.layers.ttl_ms)
+            fill = result.fill if live else 0.0  # a dead layer holds nothing
+            charged = int(result.observed)
+        return BucketStatus(
+            bucket=charge.bucket,
+            quota=quota.key,
+            observed=result.observed,
+            remaining=result.remaining,
+            tokens=result.remaining if quota.algorithm == "token_bucket" else None,
+            # of one read, so that they agree while others write
+            layers=None if live is None else len(live),
+            live_layers=live,
+            fill=fill,
+            remembered_ids=None if live is None else sum(layer.ids for layer in live),
+            charged_ids=charged,
+        )
 
     async def reset(self, bucket: BucketName, key: str | None) -> tuple[list[str], int | None]:
         """Reset a bucket for each quota that charges it, or for one quota key, in one call.
@@ -122,19 +149,3 @@ class Buckets:
 def _known_ms(quota: Quota) -> int:
     """How long a node may know an id of a bucket: the longer of layer lifetime and window, plus slack."""
     return max(quota.window_ms, quota.layers.ttl_ms) + SLACK_MS
-
-
-def _status(charge: Charge, result: ChargeResult) -> BucketStatus:
-    quota = charge.quota
-    ids = result if isinstance(result, IdsResult) else None
-    return BucketStatus(
-        bucket=charge.bucket,
-        quota=quota.key,
-        observed=result.observed,
-        remaining=result.remaining,
-        tokens=result.remaining if quota.algorithm == "token_bucket" else None,
-        layers=None if ids is None else ids.layers,
-        fill=None if ids is None else ids.fill if ids.layers else 0.0,  # a dead layer holds nothing
-        remembered_ids=None if ids is None else int(ids.remembered),
-        charged_ids=None if ids is None else int(ids.observed),
-    )

@@ -318,6 +318,20 @@ class Mark(NamedTuple):
     resets: int
 
 
+class LiveLayer(Struct, frozen=True):
+    """A live layer of a bucket of producer ids.
+
+    Attributes:
+        number: counts the layers of the bucket, from 1; a layer keeps it.
+        began_ms: its start time.
+        ids: how many ids have it as their newest layer.
+    """
+
+    number: int
+    began_ms: int
+    ids: int
+
+
 class Fault(NamedTuple):
     """A misconfiguration of a store that still decides: one word for the metric, and a sentence."""
 
@@ -364,6 +378,16 @@ class StoreCalls(Protocol):
 
         Raises:
             StoreError: no answer, or an error as the answer; a late call may still remove them.
+        """
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        """Read the live layers of a bucket of producer ids, oldest first; for operators, not for decisions.
+
+        Args:
+            ttl_ms: how long a layer lives.
+
+        Raises:
+            StoreError: no answer, or an error as the answer.
         """
 
 

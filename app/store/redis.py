@@ -45,6 +45,7 @@ from app.store.port import (
     Answer,
     AnswersCallback,
     Fault,
+    LiveLayer,
     Mark,
     Memory,
     Plan,
@@ -53,7 +54,7 @@ from app.store.port import (
     as_shortage,
 )
 from app.store.rights import RIGHTS, RULE_IS_IN, Examination
-from app.store.script import FORGET, MARK, SCRIPT, text
+from app.store.script import FORGET, MARK, READ_LAYERS, SCRIPT, text
 
 T = TypeVar("T")
 
@@ -242,6 +243,19 @@ class RedisStore:
             *known_ms.values(),
         )
         return int(order) * ORDER_STEP or None
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        """Read the live layers of a bucket of producer ids, oldest first; for operators, not for decisions.
+
+        Args:
+            ttl_ms: how long a layer lives.
+
+        Raises:
+            StoreError: no answer, or an error as the answer.
+        """
+        return [
+            LiveLayer(*layer) for layer in await run_script(self._client, READ_LAYERS, [key], now_ms, ttl_ms)
+        ]
 
     async def mark(self) -> Mark:
         """Read the values by which a node detects a loss or a reset; a failover or a start changes the birth.

@@ -98,3 +98,19 @@ SCRIPT: Final = assemble()
 FORGET: Final = numbers() + text("order") + text("forget")
 
 MARK: Final = numbers() + text("history") + text("mark")
+
+
+def assemble_look() -> str:
+    """The script that reads the layers of a bucket; the store refuses any write of it."""
+    parts = [numbers(), text("call"), maker("producer_ids", text("layers_read"))]
+    return "\n".join(
+        [
+            "#!lua flags=no-writes",
+            "local keys, args = KEYS, ARGV",  # call.lua gives these names to its own variables
+            *parts,
+            "return make_producer_ids().read_layers(keys, args)",
+        ]
+    )
+
+
+READ_LAYERS: Final = assemble_look()

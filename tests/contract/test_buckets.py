@@ -13,22 +13,32 @@ import redis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from app.admission import buckets as buckets_module
 from app.admission.buckets import Buckets, BucketStatus
 from app.catalog.snapshot import Snapshot
 from app.domain.ask import Ask
 from app.domain.bucket import NOTHING
+from app.domain.entity import Entity
 from app.domain.ladder import AppliedQuota, MatchingRules, Quotas, applied_quotas
 from app.domain.oracle import IdsBucket, Oracle
-from app.domain.quota import KEYS
+from app.domain.quota import KEYS, Quota
+from app.store.port import LiveLayer
 from app.store.redis import RedisStore
 from tests.charging import decision_on, plan_for
-from tests.contract.histories import asks, entities_of, quotas
+from tests.contract.conftest import PATIENCE_S
+from tests.contract.histories import asks, entities_of, layers, quotas
 from tests.stores import KINDS, running
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 RULES = MatchingRules(inter_broker_listener="REPLICATION")
 MAX_IDS = 160
 PAUSES_MS = (0, 0, 1, 99, 200, 334, 500, 1_001, 1_334, 6_001)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch, patient_connections: None) -> None:
+    """Wait long for a status too: it is the same on a busy machine."""
+    monkeypatch.setattr(buckets_module, "WITHIN_S", PATIENCE_S)
 
 
 class Both:
@@ -39,6 +49,8 @@ class Both:
         self.oracle = Oracle(SECRET, max_ids=MAX_IDS)
         self.buckets = Buckets(store, lambda: Snapshot.of(all_quotas), RULES)
         self.now = 1_000_000
+        self.layers_with_ids = 0
+        """How many live layers of the bucket that was looked at hold ids."""
 
     async def ask(self, ask: Ask) -> None:
         """Have both decide, and compare their answers."""
@@ -73,16 +85,22 @@ class Both:
         shown = (found.bucket, quota.key, verdict.observed, verdict.remaining)
         if quota.algorithm != "producer_ids":
             tokens = verdict.remaining if quota.algorithm == "token_bucket" else None
-            return BucketStatus(*shown, tokens, None, None, None, None)
+            return BucketStatus(*shown, tokens, None, None, None, None, None)
         bucket = self.oracle.buckets[quota.key, found.bucket, quota.identity, quota.epoch]
         assert isinstance(bucket, IdsBucket)
         now = max(now, bucket.newest_ms or 0)  # with a clock behind, a bucket is shown as of its newest time
-        ids, layers = bucket.state, bucket.state.live_layers(now, quota.layers)
-        fill = ids.fill() if layers else 0
+        ids = bucket.state
+        live = [
+            LiveLayer(number, ids.layers[number], sum(each.counts.get(number, 0) for each in ids.segments))
+            for number in ids.live_layers(now, quota.layers)
+        ]
+        fill = ids.fill() if live else 0
+        self.layers_with_ids = sum(layer.ids > 0 for layer in live)
         return BucketStatus(
             *shown,
             None,
-            len(layers),
+            len(live),
+            live,
             fill,
             ids.remembered(now, quota.layers),
             ids.charged(now, quota.window_ms),
@@ -147,6 +165,51 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
 def stored(server: Any) -> dict[Any, Any]:
     """The content and the expiry time of each key."""
     return {key: (server.dump(key), server.pexpiretime(key)) for key in server.keys("*")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_live_layers_equal_those_of_the_oracle(kind: str):
+    """Histories of one principal, whose ids are spread over several layers and segments."""
+    met: Counter[int] = Counter()
+    entity = Entity.of(user="a")
+    steps = st.tuples(st.sampled_from((0, 50, 150, 334, 500)), st.lists(st.integers(1, MAX_IDS), max_size=9))
+
+    async def history(data: st.DataObject, url: str) -> None:
+        quota = Quota("producer_ids_rate", MAX_IDS, "producer_ids", "deny", window_ms=1_000)
+        quota = replace(quota, layers=data.draw(layers(quota.window_ms)))
+        store = RedisStore(url, caller_clock=True, max_ids=MAX_IDS)
+        await store.connect()
+        both = Both(store, {quota.key: {entity: quota}}, timed=False)
+        try:
+            for pause_ms, ids in data.draw(st.lists(steps, min_size=10, max_size=20)):
+                both.now += pause_ms
+                ask = Ask(usage=NOTHING, producer_ids=tuple(ids), principal="a", detail=True)
+                await both.ask(ask)
+                peek = replace(ask, producer_ids=(), mode="peek")
+                (found,) = applied_quotas(peek, both.quotas, RULES)
+                for behind_ms in (300, 90_000, 0):
+                    both.now -= behind_ms
+                    await both.look(found, peek)
+                    both.now += behind_ms
+                met[both.layers_with_ids] += 1
+        finally:
+            await store.close()
+
+    with running(kind) as url, redis.Redis.from_url(url) as server, asyncio.Runner() as runner:
+
+        @settings(
+            max_examples=25,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def histories(data: st.DataObject) -> None:
+            server.flushall()
+            runner.run(history(data, url))
+
+        histories()
+    assert all(met[number] > 3 for number in (1, 2, 3)), met
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -205,7 +205,9 @@ async def test_id_that_was_reset_at_one_node_is_new_at_the_other(cluster: Cluste
     async with nodes(cluster, 2) as (one, other):
         for each in (one, other):
             assert {decision.source for decision in await decisions_of(each, asks[:5])} == {"store"}
-        assert (await status(one, f"user={user}", "producer_ids_rate")).charged_ids == 5
+        shown = await status(one, f"user={user}", "producer_ids_rate")
+        assert shown.charged_ids == 5
+        assert [layer.ids for layer in shown.live_layers or ()] == [5]
         buckets = Buckets(one.circuit, lambda: Snapshot.of(QUOTAS), RULES)
         await buckets.reset(BucketName.parse(f"user={user}", RULES), None)
         assert (await status(other, f"user={user}", "producer_ids_rate")).charged_ids == 0

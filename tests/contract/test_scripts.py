@@ -13,7 +13,7 @@ from app.store.encoding import encode_call, encode_plans
 from app.store.library import Library, call_function
 from app.store.port import Plan, StoreError
 from app.store.redis import run
-from app.store.script import FOLDER, FORGET, SCRIPT, text
+from app.store.script import FOLDER, FORGET, READ_LAYERS, SCRIPT, text
 from tests.stores import running
 
 NAMES = sorted(file.name.removesuffix(".lua") for file in FOLDER.iterdir())
@@ -64,6 +64,13 @@ def test_forget_refuses_arguments(url: str):
             with pytest.raises(redis.ResponseError, match="forget takes"):
                 client.eval(FORGET, len(keys), *keys, *arguments)
         assert client.keys() == []
+
+
+def test_look_at_layers_refuses_arguments(url: str):
+    with redis.Redis.from_url(url) as client:
+        for keys, arguments in ((1, 1), (1, 3), (0, 2), (2, 2)):
+            with pytest.raises(redis.ResponseError, match="layers_read takes"):
+                client.eval(READ_LAYERS, keys, *("1" for _ in range(keys + arguments)))
 
 
 @pytest.mark.parametrize("keys", [[], [b"one", b"more"]])

@@ -18,7 +18,16 @@ from app.domain.ladder import MatchingRules
 from app.domain.quota import Quota
 from app.http.access.access import Access
 from app.http.routes.buckets import router
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, IdsResult, Plan, StoreError, UnitsResult
+from app.store.port import (
+    NONE_KNOWN,
+    Answer,
+    AnswersCallback,
+    IdsResult,
+    LiveLayer,
+    Plan,
+    StoreError,
+    UnitsResult,
+)
 from tests.http.application import KEY, app_with, fields
 from tests.packed import packed
 
@@ -29,23 +38,28 @@ QUOTAS = {
 }
 
 
+AT_MS = 5_000
+"""The store's time."""
+
+
 class Counters:
     """Remembers its calls, and returns the same for every bucket."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
         self.forgotten: list[Sequence[bytes]] = []
+        self.looked: list[tuple[bytes, int, int]] = []
         self.error: StoreError | None = None
         self.unreadable: StoreError | None = None
 
     def ask(self, plans: Sequence[Any], done: AnswersCallback) -> None:
         self.plans += plans
-        said = IdsResult("admit", observed=2.0, remaining=3.0, remembered=4, fill=0.5, layers=1)
+        said = IdsResult("admit", observed=2.0, remaining=3.0, remembered=4, fill=0.5, layers=2)
         units = UnitsResult("admit", observed=2.0, remaining=3.0)
         results = [
             tuple(said if charge.compiled.counts_ids else units for charge in plan.charges) for plan in plans
         ]
-        answers = [packed(Answer(each, error=self.unreadable)) for each in results]
+        answers = [packed(Answer(each, error=self.unreadable, at_ms=AT_MS)) for each in results]
         asyncio.get_running_loop().call_soon(done, self.error or answers)
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
@@ -53,6 +67,10 @@ class Counters:
             raise self.error
         self.forgotten.append(keys)
         return None
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        self.looked.append((key, now_ms, ttl_ms))
+        return [LiveLayer(6, 1_000, 3), LiveLayer(7, 2_000, 1)]
 
     def silent_since(self) -> float | None:
         return None
@@ -96,10 +114,21 @@ async def test_every_quota_that_charges_the_bucket_is_shown_in_order(client: Cli
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"
     shown = {"bucket": "user=alice", "observed": 2.0, "remaining": 3.0, "tokens": None}
-    ids = {"quota": "producer_ids_rate", "layers": 1, "fill": 0.5, "remembered_ids": 4, "charged_ids": 2}
+    ids = {
+        "quota": "producer_ids_rate",
+        "layers": 2,
+        "live_layers": [
+            {"number": 6, "began_ms": 1_000, "ids": 3},
+            {"number": 7, "began_ms": 2_000, "ids": 1},
+        ],
+        "fill": 0.5,
+        "remembered_ids": 4,
+        "charged_ids": 2,
+    }
     rate = {
         "quota": "request_rate",
         "layers": None,
+        "live_layers": None,
         "fill": None,
         "remembered_ids": None,
         "charged_ids": None,
@@ -109,6 +138,12 @@ async def test_every_quota_that_charges_the_bucket_is_shown_in_order(client: Cli
     assert plan.mode == "peek"
     assert {charge.usage for charge in plan.charges} == {0}
     assert plan.ids == 0
+    (look,) = client.counters.looked
+    assert look == (
+        plan.charges[0].key,
+        AT_MS,
+        QUOTAS["producer_ids_rate"][Entity.of(user="alice")].layers.ttl_ms,
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,6 +194,7 @@ async def test_at_ms_is_the_callers_or_the_newest_time_seen():
     for query, at_ms in (("", 77), ("&at_ms=5", 5), ("&at_ms=0", 0)):
         assert (await client.get(f"?bucket=user=alice{query}")).status_code == 200
         assert client.counters.plans[-1].at_ms == at_ms
+        assert client.counters.looked[-1][1] == at_ms
     for text in ("-1", "1.5", "x", "", str(2**53)):
         assert fields(await client.get(f"?bucket=user=alice&at_ms={text}")) == ["/at_ms"]
 
@@ -233,7 +269,7 @@ def test_every_operation_and_refusal_has_an_example():
                 assert bool(example.get("errors")) == (status == "422")
     (shown,) = show["responses"]["200"]["content"].values()
     assert set(shown["example"]["buckets"][0]) == {
-        *("bucket", "quota", "observed", "remaining", "tokens", "layers", "fill"),
+        *("bucket", "quota", "observed", "remaining", "tokens", "layers", "live_layers", "fill"),
         *("remembered_ids", "charged_ids"),
     }
     assert [parameter["name"] for parameter in show["parameters"]] == ["bucket", "quota"]

@@ -32,7 +32,7 @@ from app.http.server.hot_protocol import HotProtocol, HttpPort
 from app.http.server.parsing import ParsingTurns
 from app.http.server.protocol import PARSING_S, Protocol
 from app.http.wire import Clock
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Fault, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, ChargeResult, Fault, LiveLayer, StoreError
 from tests.http.conftest import ADMIN, Admission
 from tests.packed import packed
 
@@ -190,6 +190,9 @@ class HeldStore:
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> None:
         raise AssertionError(f"nobody empties buckets here, not even {keys}")
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        raise AssertionError((key, now_ms, ttl_ms))
 
     async def examine(self) -> tuple[Fault, ...]:
         return ()

@@ -14,7 +14,13 @@ from tests.service import ADMIN_KEY, Service, eventually, running
 from tests.stores import KINDS, server
 
 CALLER: Final = {"QUOTAGATE_CLOCK": "caller"}
-NOT_OF_IDS: Final = {"layers": None, "fill": None, "remembered_ids": None, "charged_ids": None}
+NOT_OF_IDS: Final = {
+    "layers": None,
+    "live_layers": None,
+    "fill": None,
+    "remembered_ids": None,
+    "charged_ids": None,
+}
 
 
 class Node:
@@ -76,6 +82,7 @@ def test_producer_ids(by_the_caller: Node):
         return decided
 
     assert seen(0) == [0, 5, 0, 0]
+    assert node.one("user=ids", at_ms=0)["live_layers"] == []
     assert ask(1_000, 1, 2, 3) == "admit"
     assert seen(1_000) == [3, 2, 3, 1]
     assert node.one("user=ids", at_ms=1_000)["fill"] == 3 / 32  # of the first segment's smallest size
@@ -83,8 +90,11 @@ def test_producer_ids(by_the_caller: Node):
     assert seen(2_500) == [4, 1, 4, 2]
     assert node.one("user=ids", at_ms=2_500)["fill"] == 2 / 32
     assert ask(2_600, 5, 6) == "throttle"  # remembers neither
+    first, second = {"number": 1, "began_ms": 1_000, "ids": 2}, {"number": 2, "began_ms": 2_500, "ids": 2}
+    assert node.one("user=ids", at_ms=2_600)["live_layers"] == [first, second]
     assert seen(2_600) == [4, 1, 4, 2]
     assert seen(4_000) == [1, 4, 4, 2]  # the first three charges are outside the window
+    assert node.one("user=ids", at_ms=5_000)["live_layers"] == [second]
     assert seen(5_000) == [1, 4, 2, 1]  # 1 and 2 expired with the first layer
     assert seen(6_500) == [0, 5, 0, 0]
     assert node.one("user=ids", at_ms=6_500)["fill"] == 0

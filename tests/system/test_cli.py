@@ -150,6 +150,7 @@ def test_buckets_are_shown_and_reset(ask: Command):
     assert (refused.code, refused.out.splitlines()[1].split("  ")[-1].strip()) == (1, "1 h")
     shown = rows(ask("buckets", "show", "user=carol"))
     assert shown[0][:3] == ["QUOTA", "OBSERVED", "REMAINING"]
+    assert "LIVE_LAYERS" not in shown[0]
     assert shown[1][:3] == ["producer_ids_rate", "2", "0"]
     only = ("buckets", "show", "user=carol", "--quota", "producer_ids_rate")
     assert json.loads(ask(*only, "-o", "json").out)["buckets"][0]["charged_ids"] == 2

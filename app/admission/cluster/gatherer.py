@@ -35,7 +35,7 @@ from app.node.shortage import Resource
 from app.store.cluster import Address, ClusterStore, PrimaryStore, plan_slots
 from app.store.encoding import release_plan, undo_plan
 from app.store.keys import retry_key, short
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Fault, Plan, StoreError, Undone
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Fault, LiveLayer, Plan, StoreError, Undone
 
 log: Final = structlog.get_logger("quotagate.store")
 
@@ -306,12 +306,15 @@ class ClusterGatherer(Gathering):
         Raises:
             StoreError: the call failed, or the primary is away.
         """
-        if not keys:
-            return None
-        primary = self._of_slot(slot_of(keys[0]))
-        if primary is None:
-            raise self.error or StoreError("cluster_down", "no primary has this slot")
-        return await primary.circuit.forget(keys, known_ms)
+        return await self._circuit_of(keys[0]).forget(keys, known_ms) if keys else None
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        """Read the live layers of a bucket; see ``StoreCalls``.
+
+        Raises:
+            StoreError: the call failed, or the primary is away.
+        """
+        return await self._circuit_of(key).live_layers(key, now_ms, ttl_ms)
 
     # Gathering
 
@@ -347,6 +350,12 @@ class ClusterGatherer(Gathering):
     def _of_slot(self, slot: int) -> ConnectedPrimary | None:
         store = self._cluster.primary_of(slot)
         return None if store is None else self._primaries.get(store.address)
+
+    def _circuit_of(self, key: bytes) -> Circuit:
+        primary = self._of_slot(slot_of(key))
+        if primary is None:
+            raise self.error or StoreError("cluster_down", "no primary has this slot")
+        return primary.circuit
 
     def _reached_by(self, slots: Sequence[Sequence[int]]) -> list[ConnectedPrimary]:
         """The primaries that have these slots."""

@@ -27,6 +27,7 @@ from app.store.port import (
     Answer,
     AnswersCallback,
     Fault,
+    LiveLayer,
     Plan,
     ShortageError,
     Store,
@@ -125,6 +126,16 @@ class Circuit:
         if self.error is not None:
             raise self.error
         return await self._reply_to(self._store.forget(keys, known_ms))
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        """Read the live layers of a bucket; see ``StoreCalls``. A failure does not open the circuit.
+
+        Raises:
+            StoreError: the call failed, or the circuit is open.
+        """
+        if self.error is not None:
+            raise self.error
+        return await self._store.live_layers(key, now_ms, ttl_ms)
 
     async def _reply_to(self, call: Awaitable[T]) -> T:
         """Return the reply to a call; any failure opens the circuit."""

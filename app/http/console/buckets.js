@@ -3,6 +3,7 @@
 const WATCHED_S = 900; // how far back the curves go
 const PARAMETERS = { user: "principal", "client-id": "client_id", ip: "ip", broker: "broker", listener: "listener" };
 const LATEST = 2 ** 53 - 1;
+const LAYERS = 4; // so many live at once, so a layer has a place of its own by its number
 
 let watched = null;
 let levels = new Map(); // the curve of each quota of the watched bucket
@@ -94,16 +95,22 @@ function drawLevel(bucket, limits, overview) {
     levels.set(bucket.quota, {
       title: `${bucket.quota} of ${bucket.bucket}`, parent: byId("levels"), rows: [], marks: "mean wait",
       lines: [isTokens ? "tokens" : isIds ? "charged ids" : "rate", isTokens ? "burst" : "limit", "mean wait",
-        ...(isIds ? ["remembered ids"] : [])],
-      format: (value, line, row) => line === 2 ? duration(row.meanMs / 1000) : measured(value),
+        ...(isIds ? ["remembered ids", ...Array.from({ length: LAYERS }, (_, place) => `layer ${place + 1}`)] : [])],
+      bands: isIds ? 4 : undefined,
+      format: (value, line, row) => line === 2 ? duration(row.meanMs / 1000) : line < 4 ? measured(value)
+        : row.layers[line - 4] === null ? "–" : measured(row.layers[line - 4]),
     });
   }
   const chart = levels.get(bucket.quota);
   const now = Date.now() / 1000;
   // A wait is a mark at the level that it was met with.
-  const row = [now, level, most, meanMs === null ? null : level, ...(isIds ? [bucket.remembered_ids] : [])];
+  const layers = Array(LAYERS).fill(null);
+  for (const { number, ids } of bucket.live_layers ?? []) layers[(number - 1) % LAYERS] = ids;
+  let top = 0; // layers are stacked
+  const row = [now, level, most, meanMs === null ? null : level,
+    ...(isIds ? [bucket.remembered_ids, ...layers.map((ids) => top += ids)] : [])];
   const last = chart.rows.at(-1)?.[0] ?? now;
   if (now - last > 3 * REFRESH_MS / 1000) chart.rows.push([last + 1, ...chart.lines.map(() => null)]); // not seen meanwhile
-  const rows = [...chart.rows, Object.assign(row, { meanMs })].filter(([at]) => at > now - WATCHED_S);
+  const rows = [...chart.rows, Object.assign(row, { meanMs, layers })].filter(([at]) => at > now - WATCHED_S);
   draw(chart, rows, now, WATCHED_S);
 }

@@ -1,7 +1,7 @@
 // Curves over time, drawn by uPlot. Each has a label with its newest values, and a table.
 //
 // A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
-// (`parent`). A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
+// (`parent`). The lines from `bands` on are filled down to the one before them. A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
 // `at` is the time that the keyboard has chosen: the curve moves on below it, so the cursor follows its row.
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
@@ -63,7 +63,8 @@ function optionsOf(chart) {
     padding: [null, chart.hasDates ? 60 : 30, null, null], // half of the last time
     cursor: { drag: { x: false, y: false }, y: false },
     hooks: { ready: [(plot) => plot.setLegend({ idx: chart.rows.length - 1 })], draw: [() => chart.at && pointAt(chart)] },
-    legend: { markers: { dash: (_, place) => BORDERS[place - 1] } },
+    legend: { markers: { dash: (_, place) => BORDERS[place - 1] ?? "solid" } },
+    bands: chart.lines.flatMap((_, line) => line > chart.bands ? [{ series: [line + 1, line] }] : []),
     scales: {
       x: { range: () => [start(), chart.ends] },
       y: chart.bounds ? { distr: 3, range: () => chart.bounds() } : { range: (_, least, most) =>
@@ -80,10 +81,16 @@ function optionsOf(chart) {
         label, stroke: () => colour(`line-${line}`), width: 1.5, dash: DASHES[line],
         ...(label === chart.marks ? { paths: () => null } : {}),
         points: { fill: () => colour(`line-${line}`), ...(label === chart.marks ? { show: true, size: 9 } : {}) },
+        ...(line >= chart.bands ? bandOf(line - chart.bands) : {}),
         value: (_, _value, _line, place) => textOf(chart, chart.rows[place], line),
       })),
     ],
   };
+}
+
+function bandOf(place) {
+  const paint = () => colour(`band-${place}`);
+  return { stroke: paint, fill: paint, width: 0, points: { show: false } };
 }
 
 function moveCursor(chart, event) {

@@ -48,6 +48,16 @@ def key_fault(text: str) -> str | None:
     return None if text in KEYS else f"is unknown: use {', '.join(KEYS)}"
 
 
+class LiveLayerBody(Struct):
+    """A live layer of a bucket of producer ids."""
+
+    number: Annotated[
+        int, Meta(ge=1, description="Counts the layers of the bucket; a layer keeps it while it lives.")
+    ]
+    began_ms: Annotated[int, Meta(description="When it began (ms since 1970).")]
+    ids: Annotated[int, Meta(ge=0, description="The ids whose newest layer it is.")]
+
+
 class BucketBody(Struct):
     """The state of a bucket for one quota; fields that do not apply to its algorithm are null."""
 
@@ -68,6 +78,13 @@ class BucketBody(Struct):
     ]
     layers: Annotated[
         Annotated[int, Meta(ge=0, le=4)] | None, Meta(description="Producer ids: the number of live layers.")
+    ]
+    live_layers: Annotated[
+        Annotated[list[LiveLayerBody], Meta(max_length=4)] | None,
+        Meta(
+            description="Producer ids: the live layers, oldest first, with consecutive numbers. Their "
+            "ids add up to `remembered_ids`."
+        ),
     ]
     fill: Annotated[
         Annotated[float, Meta(ge=0)] | None,
@@ -118,6 +135,10 @@ _SHOWN: Final = {
             "remaining": 2.0,
             "tokens": None,
             "layers": 2,
+            "live_layers": [
+                {"number": 1, "began_ms": 1763718000000, "ids": 4},
+                {"number": 2, "began_ms": 1763719700000, "ids": 3},
+            ],
             "fill": 0.09375,
             "remembered_ids": 7,
             "charged_ids": 3,
@@ -129,6 +150,7 @@ _SHOWN: Final = {
             "remaining": -10.0,
             "tokens": -10.0,
             "layers": None,
+            "live_layers": None,
             "fill": None,
             "remembered_ids": None,
             "charged_ids": None,

@@ -55,11 +55,11 @@ def show_(
     if not found["buckets"]:
         show.note("No quota charges this bucket.")
         return
-    # Columns that are empty in all rows are left out.
+    # Columns that are empty in all rows are left out, and lists.
     columns = [
         name
         for name in found["buckets"][0]
-        if name != "bucket" and any(one[name] is not None for one in found["buckets"])
+        if name not in {"bucket", "live_layers"} and any(one[name] is not None for one in found["buckets"])
     ]
     rows = [
         {name.upper(): one[name] if name == "quota" else show.measured(one[name]) for name in columns}

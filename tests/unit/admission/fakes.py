@@ -30,6 +30,7 @@ from app.store.port import (
     ChargeResult,
     Fault,
     IdsResult,
+    LiveLayer,
     Mark,
     Plan,
     Store,
@@ -115,6 +116,9 @@ class PromptStore(Store):
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         raise AssertionError(keys)
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        raise AssertionError((key, now_ms, ttl_ms))
 
     async def examine(self) -> tuple[Fault, ...]:
         return ()

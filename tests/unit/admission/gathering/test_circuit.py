@@ -13,7 +13,16 @@ from app.admission.gathering import circuit
 from app.admission.gathering.circuit import SETTLED_S, Circuit
 from app.admission.metrics.metrics import Metrics
 from app.store.encoding import answers_of
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Fault, Plan, ShortageError, StoreError
+from app.store.port import (
+    NONE_KNOWN,
+    Answer,
+    AnswersCallback,
+    Fault,
+    LiveLayer,
+    Plan,
+    ShortageError,
+    StoreError,
+)
 from tests.waiting import until
 
 PLAN = Plan("admit", ())
@@ -50,6 +59,11 @@ class Store:
         self.forgotten += keys
         if self.error is not None:
             raise self.error
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        if self.error is not None:
+            raise self.error
+        return [LiveLayer(len(key), now_ms - ttl_ms, 0)]
 
     async def examine(self) -> tuple[Fault, ...]:
         self.examined.put_nowait(None)
@@ -213,6 +227,19 @@ async def test_circuit_passes_removal_of_buckets_only_while_closed(watched: Watc
             await watched.circuit.forget([key])
     assert watched.store.forgotten == [b"one", b"two", b"three"]
     assert watched.metrics.calls == []  # only calls for asks count
+
+
+async def test_failed_look_at_layers_does_not_open_the_circuit(watched: Watched):
+    assert await watched.circuit.live_layers(b"key", 5_000, 4_000) == [LiveLayer(3, 1_000, 0)]
+    watched.store.error = StoreError("response")
+    with pytest.raises(StoreError, match="response"):
+        await watched.circuit.live_layers(b"key", 5_000, 4_000)
+    assert watched.circuit.error is None
+    with pytest.raises(StoreError, match="response"):
+        await answers_of(watched.circuit, [PLAN])
+    watched.store.error = None
+    with pytest.raises(StoreError, match="response"):  # of the open circuit
+        await watched.circuit.live_layers(b"key", 5_000, 4_000)
 
 
 async def test_open_circuit_makes_no_call(watched: Watched):

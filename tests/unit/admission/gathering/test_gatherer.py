@@ -16,7 +16,7 @@ from app.admission.gathering.patience import BUSY_PATIENCE_S, Moment
 from app.admission.gathering.queue import DoneCallback, Group
 from app.domain.ask import Mode
 from app.domain.caller import Caller
-from app.store.port import NONE_KNOWN, Answer, AnswersCallback, Plan, StoreError
+from app.store.port import NONE_KNOWN, Answer, AnswersCallback, LiveLayer, Plan, StoreError
 from tests.unit.admission.fakes import IDS, charge_to
 from tests.waiting import until
 
@@ -71,6 +71,9 @@ class SlowStore:
 
     async def forget(self, keys: Sequence[bytes], known_ms: Mapping[bytes, int] = NONE_KNOWN) -> int | None:
         raise AssertionError(keys)
+
+    async def live_layers(self, key: bytes, now_ms: int, ttl_ms: int) -> list[LiveLayer]:
+        raise AssertionError((key, now_ms, ttl_ms))
 
     async def until_called(self, times: int) -> None:
         while len(self.calls) < times:
