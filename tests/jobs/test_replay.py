@@ -30,7 +30,7 @@ from workers.generate.quotas import DEFINITIONS
 from workers.generate.traffic import Traffic
 from workers.generate.write_log import Order, write_log
 from workers.jobs.whatif.quotas import resolved
-from workers.jobs.whatif.reproduction import PartialLogError
+from workers.jobs.whatif.reproduction import PartialLogError, Reproduction
 from workers.jobs.whatif.simulation import Assumptions
 from workers.jobs.whatif.slices import RowSlice, encoded
 from workers.jobs.whatif.what_if import WhatIf, what_if
@@ -226,6 +226,62 @@ class TestCauses:
         assert found.causes == {"fallback": 2, "late": 1}, found
         assert replayed(made.rows).overall.kept == 2
 
+    def test_a_late_answer_tells_of_its_own_charge_alone(self) -> None:
+        made = Fresh()
+        ask = Ask({"requests": 3, "mutations": 3}, None, "a", detail=True)
+        made.fall_back(ask, is_late=False)
+        made.fall_back(ask, is_late=True)
+        made.ask(ask)
+        found = replayed(made.rows).reproduction
+        assert found.causes == {"late": 1}, found
+
+    def test_a_late_refund(self) -> None:
+        made = logged(1, 50)
+        made.fall_back(Ask({"requests": 2}, None, "a", mode="refund", detail=True), is_late=True)
+        made.ask(Ask({"requests": 1}, None, "a", detail=True))
+        assert not replayed(made.rows).reproduction.causes
+
+    @pytest.mark.parametrize("mode", ["admit", "record", "refund"])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_an_answer_that_was_lost(self, seed: int, mode: Any) -> None:
+        """The row without the store comes after rows that show its charge."""
+        made = logged(seed, 50)
+        lost = _lost(made, Ask({"requests": 2, "mutations": 2}, None, "a", mode=mode, detail=True))
+        made.run(asks(seed + 9, ["a"]), 5, (0, 1), seed)
+        made.rows.append(lost | {"at_ms": lost["at_ms"] + 500})
+        made.run(asks(seed, ["a", "b"]), 100, (0, 40, 900), seed)
+        found = replayed(made.rows).reproduction
+        assert found.causes["late"] > 0
+        assert found.causes.keys() <= {"fallback", "late"}, found
+
+    def test_ids_of_a_lost_answer(self) -> None:
+        made = Fresh()
+        for ids in ((1,), (2, 3)):
+            made.now_ms += 10
+            made.ask(Ask({}, ids, "a", detail=True))
+        lost = _lost(made, Ask({}, (4, 5), "a", detail=True))
+        for ids in ((4,), (6,)):
+            made.now_ms += 10
+            made.ask(Ask({}, ids, "a", detail=True))
+        made.rows.append(lost | {"at_ms": lost["at_ms"] + 500})
+        found = replayed(made.rows).reproduction
+        assert (found.causes, found.reproduced) == ({"late": 1}, 4), found
+
+    @pytest.mark.parametrize("hung_ms", [500, 30_000])
+    def test_a_call_that_a_hung_store_carries_out_late(self, hung_ms: int) -> None:
+        """Nothing asks for the bucket meanwhile, so only its next answer shows the charge."""
+        made = Fresh()
+        ask = Ask({"requests": 2, "mutations": 2}, None, "a", detail=True)
+        made.ask(ask)
+        at_ms = made.now_ms
+        made.now_ms += hung_ms
+        lost = _lost(made, ask)
+        for step in (5, 40):
+            made.now_ms += step
+            made.ask(ask)
+        found = replayed([*made.rows, lost | {"at_ms": at_ms + 60}]).reproduction
+        assert (found.causes, found.reproduced) == ({"late": 1}, 3), found
+
     def test_a_peek_that_the_store_did_not_number(self) -> None:
         made = Fresh()
         made.ask(Ask({"requests": 30}, None, "a", mode="peek", detail=True), order=None)
@@ -338,6 +394,79 @@ class TestCauses:
         assert found.decisions == sum(row["at_ms"] >= from_ms for row in rows)
         assert found.causes.keys() == {"older"}, found
         assert found.reproduced > 100, found
+
+
+def _lost(made: Fresh, ask: Ask) -> Row:
+    """Charge an ask whose answer is lost; return its row without the store."""
+    made.fall_back(ask, is_late=False)
+    return made.rows.pop()
+
+
+class TestOutageIsNoExcuse:
+    """Near a row without the store, the differences that its ask cannot make are counted as other."""
+
+    ASK = Ask({"requests": 2, "mutations": 2}, None, "a", detail=True)
+
+    def _found(self, lost: Any, change: Any = None, after_ms: int = 500) -> Reproduction:
+        """The replay of a lost charge, and of a row without the store some time later.
+
+        Args:
+            lost: the fields of the ask that differ in its row without the store.
+            change: of the row in between, which shows the charge.
+        """
+        made = logged(1, 50)
+        made.now_ms += 20_000
+        made.ask(self.ASK)
+        row = _lost(made, self.ASK)
+        made.now_ms += 10
+        made.ask(self.ASK)
+        if change:
+            change(made.rows[-1])
+        verdicts = [said | {"usage": lost.get("usage", said["usage"])} for said in row["verdicts"]]
+        row |= {"mode": lost.get("mode", "admit"), "verdicts": verdicts}
+        return replayed([*made.rows, row | {"at_ms": row["at_ms"] + after_ms}]).reproduction
+
+    def test_its_own_charge_is_late(self) -> None:
+        assert self._found({}).causes == {"late": 1}
+
+    def test_a_charge_of_more_than_its_usage(self) -> None:
+        assert self._found({"usage": 1.0}).other == 1
+
+    @pytest.mark.parametrize("mode", ["peek", "refund"])
+    def test_a_charge_of_an_ask_that_charges_nothing(self, mode: str) -> None:
+        assert self._found({"mode": mode}).other == 1
+
+    def test_a_charge_long_before_it(self) -> None:
+        assert self._found({}, after_ms=2_900).other == 0
+        assert self._found({}, after_ms=3_100).other == 1
+
+    def test_charges_that_are_missing(self) -> None:
+        def less(row: Row) -> None:
+            for said in row["verdicts"]:
+                if said["algorithm"] == "token_bucket":
+                    said["remaining"] += 8
+                elif said["observed"] is not None:
+                    units = said["limit"] * 10 - said["remaining"]
+                    said["observed"] *= (units - 4) / units
+                    said["remaining"] += 4
+
+        assert self._found({}, less).other == 1
+
+    def test_another_decision(self) -> None:
+        assert self._found({}, lambda row: row.update(decision="throttle", throttle_ms=7)).other == 1
+
+    def test_a_milder_verdict(self) -> None:
+        made = logged(1, 50)
+        burst = Ask({"requests": 300}, None, "a", detail=True)
+        made.ask(burst)
+        lost = _lost(made, burst)
+        made.ask(burst)
+        row = made.rows[-1]
+        assert row["decision"] == "delay"
+        row["throttle_ms"] = 1
+        for said in row["verdicts"]:
+            said["throttle_ms"] = min(said["throttle_ms"], 1)
+        assert replayed([*made.rows, lost]).reproduction.other == 1
 
 
 class TestTampering:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from app import quota_file
+from app.domain.ask import Ask
 from app.domain.ladder import MatchingRules
 from app.domain.quota import Defaults
 from app.node import reports
@@ -32,7 +33,7 @@ from workers.jobs.__main__ import Processes
 from workers.jobs.batches import each_once
 from workers.jobs.command import main
 from workers.jobs.files import row_groups
-from workers.jobs.period import Period
+from workers.jobs.period import Period, format_instant
 from workers.jobs.progress import Silent
 from workers.jobs.runner import ProcessRunner
 from workers.jobs.whatif import quotas as proposed_quotas
@@ -298,6 +299,55 @@ def test_changed_log_is_not_tried(traffic: Fresh, whatif: Command, tmp_path: Pat
     assert f"logged delay {row['throttle_ms']} ms, exact delay {row['throttle_ms'] - 1} ms" in said
     assert (ran.summary["other"], ran.summary["reproduced"], ran.summary["after"]) == (1, 299, {})
     assert not (ran.folder / "report.html").exists()
+
+
+def with_a_lost_answer(traffic: Fresh) -> int:
+    """Add traffic with a charge whose row, without the store, comes half a second after others show it.
+
+    Returns:
+        the time of that row.
+    """
+    traffic.fall_back(Ask({"requests": 2}, None, "a", detail=True), is_late=False)
+    lost = traffic.rows.pop()
+    lost["at_ms"] += 500
+    traffic.run(asks(5, ["a", "b"]), 20, (5, 20), 5)
+    assert traffic.now_ms < lost["at_ms"]
+    traffic.rows.append(lost)
+    traffic.now_ms = lost["at_ms"]
+    traffic.run(asks(6, ["a", "b", "c"]), 100, (5, 40, 120), 6)
+    return int(lost["at_ms"])
+
+
+def test_charge_whose_answer_was_lost_is_known(traffic: Fresh, whatif: Command, tmp_path: Path):
+    with_a_lost_answer(traffic)
+    ran = whatif(traffic.write(tmp_path / "log"), ALL)
+    assert (ran.code, ran.complaints) == (0, [])
+    assert ran.summary["causes"]["late"] > 0
+    assert ran.summary["causes"].keys() <= {"fallback", "late"}
+
+
+def test_charge_whose_answer_was_lost_at_the_end_of_the_period(
+    traffic: Fresh, whatif: Command, tmp_path: Path
+):
+    at_ms = with_a_lost_answer(traffic)
+    ran = whatif(traffic.write(tmp_path / "log"), ALL, "--to", format_instant(at_ms).removesuffix(" UTC"))
+    assert (ran.code, ran.complaints) == (0, [])
+    assert ran.summary["decisions"] == sum(row["at_ms"] < at_ms for row in traffic.rows)
+    assert sum(ran.summary["before"].values()) == ran.summary["decisions"]
+    assert ran.summary["causes"].keys() == {"late"}
+
+
+@pytest.mark.parametrize("place", [100, 305])
+def test_changed_decision_is_refused_also_near_an_outage(
+    place: int, traffic: Fresh, whatif: Command, tmp_path: Path
+):
+    with_a_lost_answer(traffic)
+    row = next(row for row in traffic.rows[place:] if row["decision"] == "admit" and row["verdicts"])
+    row |= {"decision": "throttle", "throttle_ms": 1_000}
+    ran = whatif(traffic.write(tmp_path / "log"), ALL)
+    assert (ran.code, ran.summary["after"]) == (1, {})
+    assert ran.summary["other"] > 0
+    assert "of 421 decisions differ for no known cause" in "\n".join(ran.complaints)
 
 
 def test_log_with_missing_rows_says_so(traffic: Fresh, whatif: Command, tmp_path: Path):

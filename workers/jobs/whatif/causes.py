@@ -12,7 +12,7 @@ from workers.jobs.whatif.quota_form import QuotaForm
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, VerdictOfAsk
 
 if TYPE_CHECKING:
-    from workers.jobs.whatif.followed_bucket import FollowedBucket
+    from workers.jobs.whatif.followed_bucket import FollowedBucket, Surplus
 
 Cause = Literal[
     "false_positive",
@@ -35,7 +35,7 @@ Cause = Literal[
 CAUSES: Final[Mapping[Cause, str]] = {
     "false_positive": "the filter took a new id as seen",
     "fallback": "the node answered without the store",
-    "late": "a call that was answered without the store may have charged without a row",
+    "late": "the store may have charged an ask that was answered without it, and no row says so",
     "reset": "the bucket had been reset",
     "load": "a backfill had been loaded into the bucket",
     "quotas_changed": "the entity's quotas changed at about that time",
@@ -100,7 +100,12 @@ class CauseFinder:
         return at_ms - self.began_ms < lasts_ms
 
     def of_bucket(
-        self, ask: LoggedAsk, verdict: VerdictOfAsk, followed: FollowedBucket, form: QuotaForm
+        self,
+        ask: LoggedAsk,
+        verdict: VerdictOfAsk,
+        followed: FollowedBucket,
+        form: QuotaForm,
+        surplus: Surplus,
     ) -> Cause | None:
         """The cause that the bucket's own history names."""
         quota = form.quota
@@ -113,7 +118,7 @@ class CauseFinder:
         is_known = followed.is_seen and not (form.counts_ids and self.may_be_older(form, ask.at_ms))
         if not self.is_whole and not is_known:
             return "older"
-        if ask.at_ms - followed.late_ms < (quota.window_ms if form.counts_ids else form.kept_ms):
+        if followed.explains_late(form, ask.at_ms, surplus):
             return "late"
         changed_ms = self._quotas_ms.get(verdict.quota.applied.entity, -math.inf)
         has_changed = followed.is_seen and (followed.limit, followed.burst) != (form.limit, quota.burst)

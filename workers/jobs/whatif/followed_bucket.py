@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.domain import sampled_rate
 from app.domain.quota import Quota
@@ -34,6 +34,23 @@ def is_equal(shown: float, expected: float) -> bool:
     return abs(shown - expected) <= EQUAL * max(1.0, abs(expected))
 
 
+class Surplus(NamedTuple):
+    """By how much the log shows more in a bucket than the replay does, in units of the limit.
+
+    Attributes:
+        units: below 0 if the log shows less.
+        rounding: how much of it may come from rounding.
+    """
+
+    units: float
+    rounding: float = 0.0
+
+
+MORE: Final = Surplus(math.ulp(0.0))
+LESS: Final = Surplus(-math.ulp(0.0))
+"""The amount is not known."""
+
+
 @dataclass(slots=True, eq=False)
 class FollowedBucket:
     """The state of a bucket that follows from the rows read so far.
@@ -43,7 +60,10 @@ class FollowedBucket:
         doubt: why its state does not follow from the log; None if it does.
         doubt_ms: since when, or when the bucket last differed.
         charges: of a rate in doubt, its logged charges of the last span.
-        late_ms: when an ask for it was last answered without the store, whose call may have charged later.
+        late_ms: when an ask for it was last answered without the store: the store may have charged it
+            nevertheless. Up to ``EARLY_MS`` in the future.
+        late_charges, late_refunds: the usage of these asks, as far as no row of kind ``late`` has it.
+        is_awaited: the store has answered nothing for the bucket since; until then it may have been hung.
         limit, burst: of the last ask.
     """
 
@@ -53,6 +73,9 @@ class FollowedBucket:
     doubt_ms: int = 0
     charges: deque[tuple[int, float]] = field(default_factory=deque)
     late_ms: float = -math.inf
+    late_charges: float = 0.0
+    late_refunds: float = 0.0
+    is_awaited: bool = False
     limit: float = 0.0
     burst: float = 0.0
 
@@ -79,6 +102,53 @@ class FollowedBucket:
         """Note a logged charge, which may explain what a rate in doubt shows."""
         if self.doubt is not None:
             self.charges.append((at_ms, usage))
+
+    def expect(self, form: QuotaForm, usage: float, at_ms: int, mode: str) -> None:
+        """Expect the charge or refund of an ask that was answered without the store."""
+        if not self._is_late(form, at_ms):
+            self.late_charges = self.late_refunds = 0.0
+        self._expect(usage, mode)
+        self.late_ms, self.is_awaited = max(self.late_ms, at_ms), True
+
+    def note_late(self, usage: float, mode: str) -> None:
+        """Expect no longer what a row of kind ``late`` has."""
+        self._expect(-usage, mode)
+
+    def note_answer(self, at_ms: int) -> None:
+        """Note an answer of the store: calls from before it are carried out at about this time, or never."""
+        if at_ms > self.late_ms:
+            self.late_ms, self.is_awaited = at_ms, False
+
+    def explains_late(self, form: QuotaForm, at_ms: int, surplus: Surplus) -> bool:
+        """Whether asks that were answered without the store explain the contents of the bucket."""
+        most = self.late_charges if surplus.units > 0 else self.late_refunds
+        return most > 0 and abs(surplus.units) <= most + surplus.rounding and self._is_late(form, at_ms)
+
+    def _expect(self, usage: float, mode: str) -> None:
+        if mode == "refund":
+            self.late_refunds += usage
+        else:
+            self.late_charges += usage
+
+    def _is_late(self, form: QuotaForm, at_ms: int) -> bool:
+        """Whether the bucket may hold what such an ask charged."""
+        lasts_ms = form.quota.window_ms if form.counts_ids else form.kept_ms
+        return self.is_awaited or at_ms - self.late_ms < lasts_ms
+
+    def surplus(self, form: QuotaForm, verdict: VerdictOfAsk, shown: float, at_ms: int) -> Surplus:
+        """Compare what the log and the bucket show."""
+        bucket = self.bucket
+        if isinstance(bucket, Level):
+            units = shown - (verdict.remaining or 0.0)
+            return Surplus(units, EQUAL * max(1.0, abs(shown)))
+        observed = verdict.observed or 0.0
+        if isinstance(bucket, Ids):
+            return Surplus(observed - shown)
+        now_ms = max(at_ms, bucket.newest_ms)
+        _, our_window_ms = sampled_rate.measure(bucket.state(), now_ms, form.samples, form.sample_ms)
+        window_ms = _window(form, observed, verdict.remaining) or our_window_ms
+        units, ours = observed * (window_ms / 1000), shown * (our_window_ms / 1000)
+        return Surplus(units - ours, EQUAL * max(1.0, units))
 
     def settle(self, form: QuotaForm, at_ms: int) -> None:
         """The bucket showed what was expected: end the doubt once it has done so long enough."""

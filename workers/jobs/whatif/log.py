@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from app.domain.ladder import Quotas
@@ -15,7 +15,7 @@ from workers.jobs.files import LogPart, location_of
 from workers.jobs.period import Period, partial_log
 from workers.jobs.progress import Progress
 from workers.jobs.runner import Runner, without_collector
-from workers.jobs.whatif.reproduction import PartialLogError
+from workers.jobs.whatif.reproduction import EARLY_MS, PartialLogError
 from workers.jobs.whatif.simulation import Assumptions
 from workers.jobs.whatif.slices import RowSlice, in_order
 from workers.jobs.whatif.what_if import WhatIf, what_if
@@ -28,8 +28,8 @@ READ: Final = 1 / 3
 
 
 def around(period: Period) -> Period:
-    """The period to read, with hours that fill the buckets."""
-    return period.widened(LEAD_IN_MS)
+    """The period to read: also hours that fill the buckets, and asks after it that were charged within."""
+    return period.widened(LEAD_IN_MS, EARLY_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ReplayedLog:
             runner,
             progress,
             period,
-            batches.each_once(tasks, wide, copies),
+            batches.each_once(tasks, period.widened(LEAD_IN_MS), copies),
             overview,
             arguments.clock == "store",
             period.from_ms is None and not gaps.beginning,
@@ -93,17 +93,19 @@ class ReplayedLog:
             faults.missing,
         )
 
-    def slices(self, share: float) -> Iterator[RowSlice]:
+    def slices(self, share: float, after_ms: int = 0) -> Iterator[RowSlice]:
         """The rows in the store's order, with progress when they were read, and once each slice was replayed.
 
         Args:
             share: see ``Runner``.
+            after_ms: also the rows of this time after the period.
 
         Raises:
             JobError: a file cannot be read.
         """
-        rows = sum(task.rows for task in self.tasks)
-        for each in in_order(self.runner, self.tasks, READ * share, by_store=self.by_store):
+        tasks = [replace(task, period=task.period.widened(0, after_ms)) for task in self.tasks]
+        rows = sum(task.rows for task in tasks)
+        for each in in_order(self.runner, tasks, READ * share, by_store=self.by_store):
             yield each
             self.progress.advance((1 - READ) * share * each.rows / rows)
 
@@ -116,7 +118,7 @@ class ReplayedLog:
         """
         try:
             with without_collector():
-                found = what_if(self.slices(share), quotas, assumptions)
+                found = what_if(self.slices(share, EARLY_MS), quotas, assumptions, self.period.to_ms)
         except PartialLogError:
             raise JobUsageError(partial_log(f"{self.name}: a replay", self.period)) from None
         if not found.reproduction.decisions:

@@ -10,7 +10,6 @@ After each ask the bucket is compared with the logged state, and goes on from it
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,13 +21,18 @@ from workers.jobs.verdicts import named_quotas
 from workers.jobs.whatif import other_rows
 from workers.jobs.whatif.buckets import Ids, Level, Rate, new_bucket
 from workers.jobs.whatif.causes import Cause, CauseFinder
-from workers.jobs.whatif.followed_bucket import FollowedBucket, FollowedQuota, is_equal
+from workers.jobs.whatif.followed_bucket import LESS, MORE, FollowedBucket, FollowedQuota, is_equal
 from workers.jobs.whatif.quota_form import DELAY, REFUSED, REJECT, THROTTLE, QuotaForm, manner_of
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, VerdictOfAsk, VerdictQuota
 from workers.jobs.whatif.sequential import sequential
 
 PLAUSIBLE: Final = 2
 """How many new ids of one refused ask may have been taken as seen; a third one is no chance."""
+
+EARLY_MS: Final = 3_000
+"""How long before a row without the store its ask may have been charged: the store charged it in time, but
+the answer was lost. A busy node waits up to 400 ms for an answer, and for 1,000 ids five times as long; the
+rest is for clocks that differ."""
 
 EXAMPLES: Final = 10
 
@@ -131,6 +135,16 @@ class ReproductionCheck:
                         followed.begin_doubt("load", row.at_ms)
                     else:
                         followed.reset(row.at_ms)
+
+    def expect(self, ask: LoggedAsk) -> None:
+        """Expect the charge of an ask that was answered without the store: it may come before the row."""
+        if ask.replayed or ask.mode == "peek":
+            return
+        manner = manner_of(ask)
+        for verdict in ask.verdicts:
+            if verdict.reason != "store_full" and not _was_charged(ask, verdict):
+                target = verdict.quota.target or self._target(verdict.quota)
+                target.followed.expect(target.form(manner), verdict.usage, ask.at_ms, ask.mode)
 
     def follow(self, ask: LoggedAsk, *, counts: bool = True) -> None:
         """Judge an ask, compare, and write what the log says that was written.
@@ -246,6 +260,8 @@ class ReproductionCheck:
             target = verdict.quota.target or self._target(verdict.quota)
             followed, form = target.followed, target.form(manner)
             bucket = followed.bucket
+            if followed.is_awaited:
+                followed.note_answer(at_ms)
             if type(bucket) is Rate:
                 if mode in ("admit", "record"):
                     if not refused:
@@ -307,14 +323,14 @@ class ReproductionCheck:
             self.found.new_ids += len(unseen)
             now_ms = max(at_ms, bucket.newest_ms)
             if taken_as_seen := [each for each in unseen if each not in charged]:
-                cause = self._causes.of_bucket(ask, verdict, followed, form) or "false_positive"
+                cause = self._causes.of_bucket(ask, verdict, followed, form, MORE) or "false_positive"
                 causes.append(cause)
                 if cause == "false_positive":
                     self.found.take_as_seen(len(taken_as_seen), len(unseen))
                 for each in taken_as_seen:
                     bucket.exact.adopt(each, now_ms, form.quota.layers)
             if lost := charged.difference(unseen):
-                causes.append(self._causes.of_bucket(ask, verdict, followed, form) or "other")
+                causes.append(self._causes.of_bucket(ask, verdict, followed, form, LESS) or "other")
                 if causes[-1] == "other":
                     self._note(ask, verdict, f"{len(lost)} known ids charged", "known ids are not charged")
                 for each in lost:
@@ -326,18 +342,14 @@ class ReproductionCheck:
         """Follow an ask that the store did not decide, or decided only in part."""
         if ask.replayed:
             return
-        in_part = ask.failure == "store_full" or any(each.order is not None for each in ask.verdicts)
         for verdict in ask.verdicts:
             target = verdict.quota.target or self._target(verdict.quota)
             followed, form = target.followed, target.form(manner)
-            was_asked = verdict.observed is not None and verdict.reason not in {"store_full", "store_failure"}
-            if in_part and ask.charged and was_asked and ask.rank < THROTTLE:
+            if _was_charged(ask, verdict):
                 if isinstance(followed.bucket, Ids) and ask.ids:
                     self._charge_ids(ask, verdict, followed, form, causes)
                 else:
                     followed.bucket.charge(form, verdict.usage, ask.at_ms, ask.ids)
-            elif ask.source == "fallback":
-                followed.late_ms = ask.at_ms
 
     def _follow_other(self, ask: LoggedAsk, *, counts: bool) -> None:
         """Follow a row with verdicts that is no decision of its own."""
@@ -360,17 +372,23 @@ class ReproductionCheck:
                     bucket.touch(form, at_ms, ask.ids)
                 elif isinstance(bucket, Ids):
                     self._charge_ids(ask, verdict, followed, form, [])
+                elif ask.mode == "refund":
+                    bucket.refund(form, verdict.usage, at_ms)
                 else:
                     bucket.charge(form, verdict.usage, at_ms)
                     followed.note_charge(at_ms, verdict.usage)
-                followed.late_ms = -math.inf
+                followed.note_late(verdict.usage, ask.mode)
 
     def _cause(self, ask: LoggedAsk, verdict: VerdictOfAsk, answer: int, manner: int) -> Cause:
         """Why a verdict differs from the exact answer."""
         target = verdict.quota.target
         followed, form = target.followed, target.form(manner)
         bucket = followed.bucket
-        if cause := self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form):
+        rank = 0 if answer == 0 else form.rank if answer > 0 else REFUSED
+        is_milder = (verdict.rank, verdict.wait_ms) < (rank, max(answer, 0))
+        may_be_known = isinstance(bucket, Ids)  # and then more charges make a milder verdict
+        surplus = LESS if is_milder and not may_be_known else MORE
+        if cause := self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form, surplus):
             return cause
         if isinstance(bucket, Ids):
             if verdict.observed is None:
@@ -382,7 +400,6 @@ class ReproductionCheck:
                     self.found.new_ids += len(unseen)
                     self.found.take_as_seen(passed, len(unseen))
                     return "false_positive"
-        rank = 0 if answer == 0 else form.rank if answer > 0 else REFUSED
         exact = _said(rank, max(answer, 0))
         self._note(ask, verdict, _said(verdict.rank, verdict.wait_ms), exact)
         return "other"
@@ -398,13 +415,14 @@ class ReproductionCheck:
         causes: list[Cause],
     ) -> None:
         """The log shows another state of a bucket: find the cause, and go on from that state."""
-        cause = self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form)
+        surplus = followed.surplus(form, verdict, shown, ask.at_ms)
+        cause = self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form, surplus)
         if cause == "older" and isinstance(followed.bucket, Level) and expected > shown:
             cause = None  # older charges can only take tokens
         if cause is None:
             cause = "other"
             self._note(ask, verdict, f"shows {expected:.12g}", f"shows {shown:.12g}")
-        if not causes:
+        if not causes or cause == "other":
             causes.append(cause)
         followed.begin_doubt(cause, ask.at_ms)
         followed.resume(form, verdict, shown, ask.at_ms)
@@ -442,6 +460,13 @@ class ReproductionCheck:
                     exact,
                 )
             )
+
+
+def _was_charged(ask: LoggedAsk, verdict: VerdictOfAsk) -> bool:
+    """Whether the store charged a bucket for an ask that it decided only in part."""
+    in_part = ask.failure == "store_full" or any(each.order is not None for each in ask.verdicts)
+    was_asked = verdict.observed is not None and verdict.reason not in {"store_full", "store_failure"}
+    return in_part and ask.charged and was_asked and ask.rank < THROTTLE
 
 
 def _answer_of(verdict: VerdictOfAsk) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from app.domain.ladder import Quotas
 from app.domain.quota import Quota
+from workers.jobs.verdicts import ORDERS_PER_MS
 from workers.jobs.whatif.compared import Compared, QuotaOutcome, UsageSeries
-from workers.jobs.whatif.reproduction import Reproduction, ReproductionCheck
-from workers.jobs.whatif.rows import LoggedChange
+from workers.jobs.whatif.reproduction import EARLY_MS, Reproduction, ReproductionCheck
+from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, LoggedRow
 from workers.jobs.whatif.simulation import Assumptions, Simulation
 from workers.jobs.whatif.slices import RowDecoder, RowSlice
 
@@ -34,12 +36,15 @@ class WhatIf:
     limits: Mapping[str, Mapping[str, Quota]]
 
 
-def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions) -> WhatIf:
+def what_if(
+    slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions, to_ms: int | None = None
+) -> WhatIf:
     """Replay a log under its own quotas and under others; the latter ends where the former differs.
 
     Args:
         slices: the rows of the log, each row once, by the places of their first rows.
         quotas: the other quotas.
+        to_ms: rows from this time on only explain earlier ones; None without such rows.
 
     Raises:
         PartialLogError: the log leaves decisions out.
@@ -49,7 +54,7 @@ def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions
     )
     simulation = Simulation(quotas, assumptions)
     decoder, found = RowDecoder(), check.found
-    for row in decoder.rows(slices):
+    for row in _each(decoder.rows(slices), check, to_ms):
         if isinstance(row, LoggedChange):
             check.change(row)
             simulation.change(row)
@@ -64,3 +69,16 @@ def what_if(slices: Iterable[RowSlice], quotas: Quotas, assumptions: Assumptions
     overall, principals = simulation.results()
     outcomes = simulation.outcomes([each.applied for each in decoder.quotas.values()])
     return WhatIf(found, overall, principals, outcomes, simulation.series, simulation.limits)
+
+
+def _each(rows: Iterable[LoggedRow], check: ReproductionCheck, to_ms: int | None) -> Iterator[LoggedRow]:
+    """The rows before a time. The check expects the asks without the store ``EARLY_MS`` before their rows."""
+    held: deque[LoggedRow] = deque()
+    for row in rows:
+        while held and held[0].place <= row.place - EARLY_MS * ORDERS_PER_MS:
+            yield held.popleft()
+        if isinstance(row, LoggedAsk) and row.kind == "decision" and row.source == "fallback":
+            check.expect(row)
+        if to_ms is None or row.at_ms < to_ms:
+            held.append(row)
+    yield from held
