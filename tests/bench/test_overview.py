@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
-from statistics import median
+from statistics import median, quantiles
+from threading import Event, Thread
 
 import pytest
 import redis
@@ -26,13 +28,18 @@ from app.store.samples import (
     packed,
 )
 from tests import stores
+from tests.bench import generator
+from tests.bench.generator import Load
 from tests.proofs import print_table
+from tests.service import Service, running
 
 pytestmark = pytest.mark.bench
 
 COMMAND = "make bench T=tests/bench/test_overview.py"
 ROUNDS, CALLS = 7, 50_000
 NODES, SPAN_S = 64, 900
+CONSOLE_ROUNDS, CONSOLE_ROUND_S, REFRESH_S = 24, 4.0, 2.0
+ASK = b'{"principal":"user-{next6}","usage":{"requests":1}}'
 BUCKETS = [ThrottledBucket("request_rate", f"user=somebody-of-a-tenant-{n:04}", n, 1_000) for n in range(50)]
 
 
@@ -153,3 +160,57 @@ def test_sums_and_documents_of_64_processes() -> None:
     )
     assert sum_us < 100
     assert document_s < 0.1
+
+
+def cost_us(node: Service) -> float:
+    """Microseconds of the node's processor for a decision, under full load."""
+    head = b"POST /v1/decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    length = b"Content-Length: %d\r\n\r\n" % len(generator.filled(ASK))
+    load = Load(
+        address=node.address,
+        request=head + length + ASK,
+        sequence=array("I", range(1_000)),
+        warm_s=0.1,
+        seconds=CONSOLE_ROUND_S,
+        programs=(node.pid,),
+    )
+    found = generator.run(load)
+    assert found.statuses == {"200": found.answers}
+    return found.processor_ns[0] / found.answers / 1e3
+
+
+def watch(node: Service, ended: Event) -> None:
+    """Read the overview as an open console does: what is new, every two seconds."""
+    since_ms = 0
+    while not ended.wait(REFRESH_S):
+        series = node.http.get("/v1/overview", params={"since_ms": since_ms}).json()["series"]
+        since_ms = series[-1]["at_ms"] if series else since_ms
+        node.http.get("/v1/volumes").raise_for_status()
+
+
+def test_open_console_costs_a_decision_at_most_2_percent() -> None:
+    with stores.running("valkey") as store, running(store_url=store) as node:
+        node.put("user=*", request_rate={"limit": 1, "enforcement": "deny"})
+        costs: dict[bool, list[float]] = {False: [], True: []}
+        for each in range(CONSOLE_ROUNDS):
+            for is_open in (False, True) if each % 2 else (True, False):
+                ended = Event()
+                console = Thread(target=watch, args=(node, ended))
+                if is_open:
+                    console.start()
+                costs[is_open].append(cost_us(node))
+                ended.set()
+                if is_open:
+                    console.join()
+    # Other programs can only add to a round, so the lower quartile is nearest to the program's own time.
+    alone, watched = (quantiles(costs[is_open], n=4)[0] for is_open in (False, True))
+    print_table(
+        "A decision while a console is open",
+        COMMAND,
+        ("", "measured", "target"),
+        [
+            ("without a console", f"{alone:.2f} us", ""),
+            ("with a console", f"{watched:.2f} us, {watched / alone:.3f} times", "at most 1.02 times"),
+        ],
+    )
+    assert watched / alone <= 1.02
