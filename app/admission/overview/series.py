@@ -9,7 +9,8 @@ point: a sum without one process would look like less traffic. The next point ha
 each point counts since the point before it, the sum over all points is exact, and nothing is counted twice.
 A process is lost if it did not say that it stops. The others wait for it for a few points of theirs, then
 they go on without it. So processes may come back one after another when the store was away for all. A process
-that alone was without the store for longer comes back as a peak: its counts are all in one point.
+that alone was without the store for longer comes back as a peak: its counts are all in one point. So does one
+that began while the store was away, if its first sample comes after the first point.
 
 Counts before the first sample that is still kept are not known, and belong to no point.
 """
@@ -31,7 +32,7 @@ MOST_THROTTLED: Final = 32
 MINUTE_MS: Final = 60_000
 PAUSE_MS: Final = MINUTE_MS
 """Throttled asks with a longer pause between them are two stretches."""
-LATE_MS: Final = 3 * MINUTE_MS
+PRESENT_MS: Final = 3 * MINUTE_MS
 """An older point by the minute says nothing about the present: each comes up to two minutes late."""
 LONG_MS: Final = 30 * MINUTE_MS
 """A bucket that has throttled asks for this time has done so for long."""
@@ -225,7 +226,7 @@ def throttled_since(
 
 def present(minutes: Sequence[Point], now_ms: int) -> list[Point]:
     """Return those of the newest two points by the minute that say something about the present."""
-    return [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < LATE_MS]
+    return [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < PRESENT_MS]
 
 
 def throttled_long(minutes: Sequence[Point], newest: Sequence[Point]) -> dict[tuple[str, str], int]:

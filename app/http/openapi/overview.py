@@ -7,8 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from app.admission.overview.series import LONG_MS, MINUTE_MS
-from app.admission.overview.series import MOST_THROTTLED as MOST_IN_MINUTE
+from app.admission.overview.series import LONG_MS, MINUTE_MS, MOST_THROTTLED
 from app.domain.quota import KEYS, MAX_EXACT
 from app.http.openapi.schema import Schema, access_problems, answer_of, components, route
 from app.http.problems import FieldError, unprocessable
@@ -16,7 +15,7 @@ from app.store.samples import LATENCY_S
 
 RESOLUTIONS: Final = ("second", "minute")
 LATENCY_MS: Final = [round(bound * 1000) for bound in LATENCY_S]
-MOST_THROTTLED: Final = 50
+MOST_SHOWN: Final = 50
 
 Count = Annotated[int, Meta(ge=0)]
 Instant = Annotated[int, Meta(ge=0)]
@@ -106,12 +105,12 @@ class OverviewBody(Struct):
     latency_ms: Annotated[list[int], Meta(description="The bounds of `latency`.")]
     throttled: Annotated[
         list[OverviewThrottledBody],
-        Meta(max_length=MOST_THROTTLED, description="The buckets that throttled most asks in these entries."),
+        Meta(max_length=MOST_SHOWN, description="The buckets that throttled most asks in these entries."),
     ]
     throttled_long: Annotated[
         list[OverviewLongThrottledBody],
         Meta(
-            max_length=MOST_IN_MINUTE,
+            max_length=MOST_THROTTLED,
             description="The buckets that have delayed or throttled asks for "
             f"{LONG_MS // MINUTE_MS} minutes or more, with no pause of more than a minute, whatever "
             "`resolution` and `since_ms` are; the longest first.",

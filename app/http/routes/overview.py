@@ -169,7 +169,7 @@ def _document(
     throttled: Sums = {}
     for point in view.points:
         add_throttled(throttled, point.throttled)
-    busiest = most_throttled(throttled, schema.MOST_THROTTLED)
+    busiest = most_throttled(throttled, schema.MOST_SHOWN)
     names = [(each.quota, each.bucket) for each in busiest]
     since_ms = throttled_since([*view.earlier, *view.points], step_ms, names)
     return msgspec.json.encode(

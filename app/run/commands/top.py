@@ -27,7 +27,7 @@ SPAN_MS: Final = 60_000
 """How far the entries shown go back."""
 END_MS: Final = 2**53 - 1
 """A time after all entries."""
-LATE_MS: Final = 4_000
+NEWEST_WITHIN_MS: Final = 4_000
 """The newest entry ends at most so long ago, unless samples are lost."""
 COUNTED: Final = ("admit", "delay", "throttle", "reject", "local", "fallback", "shed", "shadow_refused")
 """The fields of an entry that count asks."""
@@ -90,7 +90,7 @@ class Recent:
     def end_ms(self) -> int:
         """The end of the newest second, whose entry may have been lost."""
         newest_ms = self.parts[-1].series[-1]["at_ms"] if self.parts else 0
-        return max(newest_ms, (self._now_ms - LATE_MS) // 1000 * 1000)
+        return max(newest_ms, (self._now_ms - NEWEST_WITHIN_MS) // 1000 * 1000)
 
     def throttled(self) -> Iterator[tuple[str, str, int, int]]:
         """The buckets of all parts, most throttled first: quota, bucket, asks, throttle times in ms."""
