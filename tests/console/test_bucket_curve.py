@@ -103,7 +103,7 @@ def test_layers_are_stacked_bands(console: Console):
     fresh = count()
 
     def kept() -> list[dict[str, Any]]:
-        """Ask for a new id; return the bands that were drawn so far, once a fifth layer was above another."""
+        """Ask for a new id; return the drawn bands, once a fifth and another layer lived at once."""
         console.node.ask(principal="olivia", usage={"producer_ids": [next(fresh)]})
         page.evaluate("lookAtBucket()")
         bands: list[dict[str, Any]] = page.evaluate("bands")

@@ -1,7 +1,8 @@
 // Curves over time, drawn by uPlot. Each has a label with its newest values, and a table.
 //
 // A chart has a title, lines (their names), the text of a value (`format`), and the element that it is in
-// (`parent`). The lines from `bands` on are filled down to the one before them. A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
+// (`parent`). A row is a time (s) and a value for each line; null is a gap. `hasDates` writes times with their date.
+// The lines from `bands` on are filled areas, each down to the line before it, the first down to 0.
 // `at` is the time that the keyboard has chosen: the curve moves on below it, so the cursor follows its row.
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
