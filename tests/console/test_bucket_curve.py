@@ -105,7 +105,7 @@ def test_layers_are_stacked_bands(console: Console):
     def kept() -> list[dict[str, Any]]:
         """Ask for a new id; return the drawn bands, once a fifth and another layer lived at once."""
         console.node.ask(principal="olivia", usage={"producer_ids": [next(fresh)]})
-        page.evaluate("lookAtBucket()")
+        page.evaluate("look()")
         bands: list[dict[str, Any]] = page.evaluate("bands")
         met = any(len(each["live"]) > 1 and each["live"][-1]["number"] > 4 for each in bands)
         return bands if met else []

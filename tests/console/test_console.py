@@ -232,7 +232,14 @@ def test_volumes_show_the_factor_and_how_full_each_disk_is(console: Console):
     assert page.locator("#volume-rows b").count() == 0
     assert page.locator("#volume-rows meter").count() == 2
     labels = [page.locator("#volume-rows meter").nth(n).get_attribute("aria-label") for n in (0, 1)]
-    assert labels == ["/data of broker 1 is used to 50 %", "/data<b> of broker 2 is used to 99.9 %"]
+    assert labels == [
+        "/data of broker 1 is used to 50 %; 100 B must be free",
+        "/data<b> of broker 2 is used to 99.9 %; 100 B must be free",
+    ]
+    bar, mark = (rows.nth(0).locator(each).bounding_box() for each in ("meter", ".limit"))
+    assert bar is not None
+    assert mark is not None
+    assert mark["x"] == pytest.approx(bar["x"] + bar["width"], abs=1)  # 100 bytes of 10 GiB
     said = page.locator("#factor-list")
     expect(said).to_contain_text(re.compile("Throttle factor\\s*0"))
     expect(said).to_contain_text("violation: /data<b> of broker 2 has 50 of 10,737,418,240 bytes left")
@@ -245,4 +252,4 @@ def test_volumes_show_the_factor_and_how_full_each_disk_is(console: Console):
     console.node.http.delete("/v1/volumes:drill")
     expect(page.locator("#drill")).to_be_empty()
     console.node.http.post("/v1/volumes", json={"volumes": [], "complete": True})
-    expect(page.locator("#volume-rows")).to_have_text("No volume is known.")
+    expect(page.locator("#volume-rows")).to_contain_text("Let an agent on each broker push its disks")

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from app.domain.grant import PERMISSIONS
 from tests.console.conftest import Console
@@ -117,6 +117,27 @@ def test_key_is_revoked_after_a_question(console: Console, page: Page):
     expect(row).to_have_count(0)
     assert "revoked" not in keys(console)
     eventually(lambda: statuses(console, secret) == (401, 401))
+
+
+def test_secret_is_shown_in_any_view_and_not_lost_by_escape(page: Page, console: Console):
+    held: list[Route] = []
+
+    def keep(route: Route) -> None:
+        if route.request.method == "POST":
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/v1/keys", keep)
+    page.fill("#key-name", "late")
+    page.press("#key-name", "Enter")
+    eventually(lambda: page.evaluate("1") and held)
+    console.view("health")
+    held[0].continue_()
+    expect(page.locator("#secret")).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    taken(page)
 
 
 def test_reader_sees_no_keys(console: Console):

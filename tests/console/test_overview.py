@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
+from itertools import accumulate, pairwise
+from operator import sub
 from typing import Any
 
 import pytest
+import redis
+from msgspec import msgpack
 from playwright.sync_api import Locator, Route, expect
 
+from app.store.samples import COUNTED, LATENCY_S, ProcessSample
 from tests.console.conftest import Console
-from tests.service import eventually
+from tests.service import Service, eventually
 
 DENY = {"limit": 1e-6, "algorithm": "token_bucket", "burst": 10, "enforcement": "deny"}
 OUTCOMES = ("admit", "delay", "throttle", "reject")
+TITLES = ("Decisions a second", "Time to decide", "Decided without the store", "Asks that wait")
 
 
 def overview(console: Console, query: str = "") -> dict[str, Any]:
@@ -57,7 +64,43 @@ def asked_since(console: Console) -> int:
     return found
 
 
-def test_numbers_behind_each_curve_are_those_of_the_deployment(console: Console):
+def computed(node: Service, times: list[int]) -> dict[int, list[list[float | None]]]:
+    """The numbers of all four curves at each time (ms) but the first, since the time before it.
+
+    They come from the samples in the store, in which the node is the only process.
+    """
+    with closing(redis.Redis.from_url(node.store_url)) as client:
+        found = [fields for _, fields in client.xrange("qg1:overview:seconds")]
+    by_time = {
+        1000 * int(fields[b"at"]): msgpack.decode(fields[b"sample"], type=ProcessSample) for fields in found
+    }
+    assert len({sample.node for sample in by_time.values()}) == 1
+    bounds_ms = [*(1000 * bound for bound in LATENCY_S), 2000 * LATENCY_S[-1]]
+    curves: dict[int, list[list[float | None]]] = {}
+    for begin, end in pairwise(times):
+        before, after = by_time[begin], by_time[end]
+        seconds = (end - begin) / 1000
+        new = dict(zip(COUNTED, map(sub, after.counts, before.counts), strict=True))
+        decided = sum(new[outcome] for outcome in OUTCOMES)
+        slower = list(accumulate(map(sub, after.latency, before.latency)))
+        curves[end] = [
+            [new[outcome] / seconds for outcome in OUTCOMES],
+            [bound_of(percent, slower, bounds_ms) for percent in (50, 99)],
+            [100 * new[name] / decided if decided else None for name in ("fallback", "local")],
+            [after.queue_asks, new["shed"] / seconds],
+        ]
+    return curves
+
+
+def bound_of(percent: int, reached: list[int], bounds_ms: list[float]) -> float | None:
+    """The least bound that so many percent of the decisions did not exceed; `reached`: how many each has."""
+    within = (
+        bound for bound, count in zip(bounds_ms, reached, strict=True) if 100 * count >= percent * reached[-1]
+    )
+    return next(within) if reached[-1] else None
+
+
+def test_numbers_behind_each_curve_are_those_of_the_samples_in_the_store(console: Console):
     console.node.put("user=mallory", request_rate=DENY)
     shown(console)
     before = asked_since(console)
@@ -65,34 +108,26 @@ def test_numbers_behind_each_curve_are_those_of_the_deployment(console: Console)
         console.node.ask(principal="mallory", usage={"requests": 1})
     console.node.ask(principal="nobody", usage={"requests": 1})
     until_counted(console, before + 31)
-    rows = table_of(console, "Decisions a second")
-    drawn = console.page.evaluate("CHARTS[0].rows")
-    by_time = {entry["at_ms"]: entry for entry in overview(console)["series"]}
-    times = sorted(by_time)
-    compared = 0
-    for at_s, *values in drawn:
-        at_ms = round(at_s * 1000)
-        if at_ms not in by_time or at_ms == times[0] or None in values:
-            continue
-        seconds = (at_ms - times[times.index(at_ms) - 1]) / 1000
-        assert values == [by_time[at_ms][outcome] / seconds for outcome in OUTCOMES]
-        compared += 1
-    assert compared >= 2
-    texts = console.page.evaluate(
-        "rows => rows.map((row) => [clock(row[0]), ...row.slice(1).map((_, line) => "
-        "textOf(CHARTS[0], row, line))])",
-        drawn,
+    times, drawn = console.page.evaluate(
+        "[entries.map((entry) => entry.at_ms), CHARTS.map((chart) => chart.rows)]"
     )
-    known = [row for row in rows[::-1] if "–" not in row]
-    assert known == [row for row in texts if "–" not in row][: len(known)]
-    assert sum(float(row[3]) > 0 for row in known) >= 1, "the throttled asks are in the table"
-
-    share = table_of(console, "Decided without the store")
-    assert any(row[2] not in ("–", "0 %") for row in share), "no quota applied to one ask"
-    times_to_decide = table_of(console, "Time to decide")
-    assert any(re.fullmatch(r"[≤>] \d+ m?s", row[1]) for row in times_to_decide)
-    waiting = table_of(console, "Asks that wait")
-    assert {len(row) for row in waiting} == {3}
+    curves = computed(console.node, times)
+    for place, rows in enumerate(drawn):
+        known = {round(1000 * row[0]): row[1:] for row in rows}
+        assert [known[at] for at in curves] == [pytest.approx(curve[place]) for curve in curves.values()]
+    throttled, local = (
+        sum(values) for values in zip(*((c[0][2], c[2][1] or 0) for c in curves.values()), strict=True)
+    )
+    assert throttled > 0
+    assert local > 0, "no quota applied to one ask"
+    for place, title in enumerate(TITLES):
+        rows = table_of(console, title)
+        texts = console.page.evaluate(
+            "place => CHARTS[place].rows.map((row) => [clock(row[0]), "
+            "...row.slice(1).map((_, line) => textOf(CHARTS[place], row, line))])",
+            place,
+        )
+        assert [row for row in texts if row in rows] == rows[::-1], "the table has what is drawn"
 
 
 def test_throttled_most_leads_to_the_bucket(console: Console):
@@ -173,13 +208,46 @@ def test_nodes_stores_and_disks(console: Console):
     expect(row).to_contain_text(primary["primary"])
     expect(row.locator("meter")).to_have_attribute("aria-label", re.compile(r"uses \d+ % of its memory"))
     expect(page.locator("#disk-rows meter")).to_have_attribute(
-        "aria-label", "/data of broker 1 is used to 95 %"
+        "aria-label", "/data of broker 1 is used to 95 %; 100 B must be free"
     )
+    bar, mark = (page.locator(f"#disk-rows {each}").bounding_box() for each in ("meter", ".limit"))
+    assert bar is not None
+    assert mark is not None
+    assert mark["x"] == pytest.approx(bar["x"] + 0.9 * bar["width"], abs=1)
     expect(page.locator("#disk-factor")).to_contain_text("Throttle factor 0: violation")
     expect(page.locator("#faults")).to_contain_text("Producers are stopped: a disk is too full")
     console.node.http.post("/v1/volumes", json={"volumes": [], "complete": True})
-    expect(page.locator("#disk-rows")).to_contain_text("Set QUOTAGATE_VOLUME_SOURCE")
+    expect(page.locator("#disk-rows")).to_contain_text("Let an agent on each broker push its disks")
     expect(page.locator("#faults")).not_to_contain_text("Producers are stopped")
+
+
+def test_curves_outlive_small_steps_of_the_clock_and_a_long_loss_of_samples(console: Console):
+    page = shown(console).page
+    found = overview(console)
+    newest_ms = found["series"][-1]["at_ms"]
+    answer = found | {"series": [], "throttled": []}
+    page.route("**/v1/overview?*", lambda route: route.fulfill(json=answer))
+    page.wait_for_function("newest => entries.at(-1).at_ms >= newest", arg=newest_ms)
+
+    def given(now_ms: int) -> int:
+        """How many entries the page has after an answer of this time."""
+        answer["now_ms"] = now_ms
+        for _ in range(2):
+            with page.expect_response("**/v1/overview?*"):
+                pass
+        page.evaluate("ask('health/ready')")
+        left: int = page.evaluate("entries.length")
+        return left
+
+    assert given(newest_ms - 30_000) > 1  # the clock went back a little
+    assert given(0) > 1  # a node that has not read the store yet
+    expect(page.locator("#faults")).not_to_contain_text("newest samples are lost")
+    assert given(newest_ms + 3_600_000) == 1
+    expect(page.locator("#faults")).to_contain_text("newest samples are lost")
+    expect(page.locator("#busiest-rows")).to_have_text("Not known: the newest samples are lost.")
+    expect(page.locator("#no-curves")).to_be_hidden()
+    assert given(newest_ms - 3_600_000) == 0  # the store lost its state
+    expect(page.locator("#no-curves")).to_be_visible()
 
 
 def test_empty_day_says_what_to_do(console: Console):

@@ -118,7 +118,7 @@ def test_browser_lands_at_the_console_below_the_prefix(
 ):
     page = opened(context, host.url + prefix.rstrip("/") + end_)
     assert page.url.startswith(f"{host.url}{prefix}console#")
-    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#state")).to_have_text("this node: ready")
     assert host.decoy.heads == []
 
 
@@ -226,7 +226,7 @@ def test_everything_that_a_person_does_in_the_console_stays_below_the_prefix(
     console.view("health")
     expect(page.locator("#health-list")).to_contain_text("ready")
     console.view("volumes")
-    expect(page.locator("#volume-rows")).to_have_text("No volume is known.")
+    expect(page.locator("#volume-rows")).to_contain_text("No disk is known yet")
     assert host.decoy.heads == []
     assert [text for text in complaints if "Failed to load resource" not in text] == []
     asked = {url.removeprefix(f"{host.url}{prefix}").partition("?")[0] for url in console.asked}

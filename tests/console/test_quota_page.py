@@ -150,7 +150,11 @@ def test_shadow_quota_is_watched_and_made_live(console: Console):
     assert re.fullmatch(
         r"promoted from shadow: producer_ids_rate would have refused 3 and delayed 0 of 5 asks in .+", reason
     )
+    console.page.keyboard.press("Enter")  # a key that is held down does not confirm it
+    expect(dialog).to_be_hidden()
+    expect(row.get_by_role("button")).to_be_focused()
     console.page.keyboard.press("Enter")
+    console.page.press("#promote-reason", "Enter")
     expect(page.locator("#history li").first).to_contain_text(reason)
     assert value(console, "user=tara") == {"producer_ids_rate": {"limit": 2}, "request_rate": {"limit": 1000}}
     expect(page.locator("#no-shadows")).to_be_visible()

@@ -146,9 +146,9 @@ def test_reports_are_opened_with_the_keyboard(console: Console):
     page = console.unlocked().page
     page.focus("#tab-quotas")
     page.keyboard.press("8")
-    page.locator("#report-rows tr").first.focus()
+    page.locator("#report-rows button").first.focus()
     page.keyboard.press("ArrowDown")
-    name = page.evaluate("document.activeElement.dataset.report")
+    name = page.evaluate("document.activeElement.textContent")
     page.keyboard.press("Enter")
     expect(page.locator("#report h2")).to_contain_text(name)
     expect(page.locator("#report h2")).to_be_focused()

@@ -38,6 +38,8 @@ SHAPE = {
     "source",
     "next_check_ms",
     "volumes",
+    "min_available_bytes",
+    "min_available_ratio",
     "drill",
 }
 
@@ -155,6 +157,8 @@ async def test_without_a_source_the_factor_is_1_and_nothing_ends(one_catalog: Ca
             "source": None,
             "next_check_ms": None,
             "volumes": [],
+            "min_available_bytes": 100,
+            "min_available_ratio": None,
             "drill": None,
         }
 
@@ -177,6 +181,8 @@ async def test_observation_is_answered_with_the_new_state(client: Client):
         "valid_until_ms": T0 + 5 * MINUTE,
         "source": "push",
         "next_check_ms": T0 + MINUTE,
+        "min_available_bytes": 100,
+        "min_available_ratio": None,
         "drill": None,
     }
     assert pushed["reason"].startswith("violation: /data of broker 1 has 5 of 1,000 bytes left")

@@ -4,6 +4,7 @@ const WATCHED_S = 900; // how far back the curves go
 const PARAMETERS = { user: "principal", "client-id": "client_id", ip: "ip", broker: "broker", listener: "listener" };
 const LATEST = 2 ** 53 - 1;
 const LAYERS = 4; // so many live at once, so a layer has a place of its own by its number
+const LONGEST_BUCKET = 64; // whose name the overview has: app/store/samples.py
 
 let watched = null;
 let levels = new Map(); // the curve of each quota of the watched bucket
@@ -13,12 +14,12 @@ byId("which").quota.append(made("option", { value: "" }, "all"), ...KEYS.map((ke
 byId("which").addEventListener("submit", (event) => {
   event.preventDefault();
   begin(Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value)));
-  lookAtBucket();
+  look();
 });
-byId("reset").addEventListener("click", () => {
+byId("reset").addEventListener("click", ({ target }) => {
   const { bucket, quota } = watched;
   if (confirm(`Reset the bucket ${bucket}${quota ? ` of ${quota}` : ""}?`)) {
-    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); await lookAtBucket(); });
+    act(async () => { await ask("v1/buckets:reset", { method: "POST", body: watched }); look(); }, target);
   }
 });
 
@@ -34,27 +35,28 @@ function begin(chosen) {
   for (const chart of levels.values()) removeCurve(chart);
   levels = new Map();
   waitsSince = LATEST;
+  byId("bucket-rows").replaceChildren();
+  byId("reset").disabled = true;
+  byId("watched").textContent = "";
 }
 
-async function lookAtBucket() {
+async function lookAtBucket(isStill) {
   if (!watched) return;
-  const looked = watched;
-  await act(async () => {
-    const [{ buckets }, limits, overview] = await Promise.all([
-      ask(`v1/buckets?${new URLSearchParams(looked)}`), limitsOf(looked.bucket),
-      ask(`v1/overview?${new URLSearchParams({ since_ms: waitsSince })}`),
-    ]);
-    if (looked !== watched) return;
-    fill("bucket-rows", buckets.map((b) => {
-      const limit = limitOf(b, limits);
-      return made("tr", {}, ...cells(made("code", {}, b.quota), limit?.limit_now ?? null, limit ? quotaLink(limit.entity) : "–",
-        b.observed, b.remaining, b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids));
-    }), "No quota charges this bucket.", 10);
-    byId("reset").disabled = !buckets.length;
-    byId("watched").textContent = `${looked.bucket}, as of ${new Date().toLocaleTimeString()}`;
-    for (const bucket of buckets) drawLevel(bucket, limits, overview);
-    waitsSince = overview.series.at(-1)?.at_ms ?? Math.min(waitsSince, overview.now_ms);
-  });
+  const [{ buckets }, limits, overview] = await Promise.all([
+    ask(`v1/buckets?${new URLSearchParams(watched)}`), limitsOf(watched.bucket),
+    ask(`v1/overview?${new URLSearchParams({ since_ms: waitsSince })}`),
+  ]);
+  if (!isStill()) return;
+  fill("bucket-rows", buckets.map((b) => {
+    const limit = limitOf(b, limits);
+    return made("tr", {}, ...cells(made("code", {}, b.quota), limit?.limit_now ?? null, limit ? quotaLink(limit.entity) : "–",
+      b.observed, b.remaining, b.tokens, b.layers, b.fill, b.remembered_ids, b.charged_ids));
+  }), "No quota charges this bucket. The view Effective names the buckets of a caller.", 10);
+  byId("reset").disabled = !buckets.length;
+  byId("watched").textContent = `${watched.bucket}, as of ${new Date().toLocaleTimeString()}`
+    + (watched.bucket.length > LONGEST_BUCKET ? `. Waits have no marks: names of more than ${LONGEST_BUCKET} characters are not counted by name.` : "");
+  for (const bucket of buckets) drawLevel(bucket, limits, overview);
+  waitsSince = overview.series.at(-1)?.at_ms ?? Math.min(waitsSince, overview.now_ms);
 }
 
 // The limits in force for a bucket, which is named by those who share it.
@@ -78,7 +80,7 @@ const quotaLink = (entity) => made("a", { href: "#quotas", onclick: (event) => {
   act(async () => {
     const quotas = await ask(pathOf(entity));
     show("quotas", { focus: false });
-    edit(quotas);
+    openQuotas(quotas);
   });
 } }, made("code", {}, entity));
 
@@ -91,11 +93,13 @@ function drawLevel(bucket, limits, overview) {
   const isIds = bucket.charged_ids !== null;
   const level = isTokens ? bucket.tokens : isIds ? bucket.charged_ids : bucket.observed;
   const most = isTokens ? bucket.observed + bucket.tokens : limit;
-  if (!levels.has(bucket.quota)) {
+  const lines = [isTokens ? "tokens" : isIds ? "charged ids" : "rate", isTokens ? "burst" : "limit", "mean wait",
+    ...(isIds ? ["remembered ids", ...Array.from({ length: LAYERS }, (_, place) => `layer ${place + 1}`)] : [])];
+  const known = levels.get(bucket.quota);
+  if (known?.lines[0] !== lines[0]) { // the first one, or the quota has another algorithm now
+    if (known) removeCurve(known);
     levels.set(bucket.quota, {
-      title: `${bucket.quota} of ${bucket.bucket}`, parent: byId("levels"), rows: [], marks: "mean wait",
-      lines: [isTokens ? "tokens" : isIds ? "charged ids" : "rate", isTokens ? "burst" : "limit", "mean wait",
-        ...(isIds ? ["remembered ids", ...Array.from({ length: LAYERS }, (_, place) => `layer ${place + 1}`)] : [])],
+      title: `${bucket.quota} of ${bucket.bucket}`, parent: byId("levels"), rows: [], marks: "mean wait", lines,
       bands: isIds ? 4 : undefined,
       format: (value, line, row) => line === 2 ? duration(row.meanMs / 1000) : line < 4 ? measured(value)
         : row.layers[line - 4] === null ? "–" : measured(row.layers[line - 4]),

@@ -37,7 +37,7 @@ byId("key-new").addEventListener("submit", (event) => {
     form.reset();
     showSecret(`The key ${name}`, secret);
     await lookAtKeys();
-  });
+  }, event.submitter);
 });
 
 let rotating = "";
@@ -58,7 +58,7 @@ byId("rotation-form").addEventListener("submit", (event) => {
     const { name, key: secret } = await ask(`v1/keys/${encodeURIComponent(rotating)}:rotate`, { method: "POST", body });
     showSecret(`The new key ${name}`, secret);
     await lookAtKeys();
-  });
+  }, event.submitter);
 });
 
 function revoke(name) {
@@ -66,7 +66,8 @@ function revoke(name) {
   act(async () => { await ask(`v1/keys/${encodeURIComponent(name)}`, { method: "DELETE" }); await lookAtKeys(); });
 }
 
-function showSecret(title, secret) {
+async function showSecret(title, secret) {
+  while (byId("secret").open) await new Promise((closed) => { byId("secret").addEventListener("close", closed, { once: true }); });
   byId("secret-title").textContent = title;
   byId("secret-text").value = secret;
   byId("secret-copied").textContent = "";
@@ -85,3 +86,6 @@ byId("secret-copy").addEventListener("click", async () => {
 });
 byId("secret-close").addEventListener("click", () => byId("secret").close());
 byId("secret").addEventListener("close", () => { byId("secret-text").value = ""; });
+// Esc would discard the only copy. A browser lets a second one through unless the key itself is stopped.
+byId("secret").addEventListener("cancel", (event) => event.preventDefault());
+byId("secret").addEventListener("keydown", (event) => { if (event.key === "Escape") event.preventDefault(); });

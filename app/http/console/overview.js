@@ -6,6 +6,7 @@ const SPANS = {
 }; // in seconds; `late`: how far behind the newest entry may be without a lost sample
 
 const FULL = 7 / 8; // of its memory: then a store takes no new bucket
+const BACK_MS = 60_000; // by how much the store's clock goes back when its state is lost: app/admission/overview
 const MOST_DISKS = 20;
 const MOST_LONG = 5; // buckets in one fault
 
@@ -70,7 +71,6 @@ const CHARTS = [
 let resolution = "second";
 let entries = []; // oldest first
 let latencyMs = [1];
-let isLooking = false;
 
 // The bound that a part of all answers did not exceed; twice the largest bound for answers beyond it.
 function percentile(counts, quantile) {
@@ -80,9 +80,11 @@ function percentile(counts, quantile) {
   return place < 0 ? null : latencyMs[place] ?? 2 * latencyMs.at(-1);
 }
 
+const isLate = (nowMs) => entries.length > 0 && nowMs - entries.at(-1).at_ms > SPANS[resolution].late * 1000;
+
 // Times (s) and values of a chart. An entry counts since the one before it; a lost sample is a gap, not a zero.
 function rowsOf(chart, nowMs) {
-  const { step, late } = SPANS[resolution];
+  const { step } = SPANS[resolution];
   const gap = (atMs) => [atMs / 1000 + step, ...chart.lines.map(() => null)];
   const rows = [];
   for (let place = 1; place < entries.length; place += 1) {
@@ -91,32 +93,25 @@ function rowsOf(chart, nowMs) {
     if (seconds > step) rows.push(gap(before.at_ms));
     rows.push([entry.at_ms / 1000, ...chart.values(entry, seconds)]);
   }
-  if (entries.length && nowMs - entries.at(-1).at_ms > late * 1000) rows.push(gap(entries.at(-1).at_ms));
+  if (isLate(nowMs)) rows.push(gap(entries.at(-1).at_ms));
   return rows;
 }
 
 // An answer has the latest entries again, because its throttled buckets are those of its entries.
-async function lookAtOverview() {
-  if (isLooking) return;
-  isLooking = true;
-  try {
-    await act(readOverview);
-  } finally {
-    isLooking = false;
-  }
-}
-
-async function readOverview() {
-  const chosen = resolution;
-  const of = (since) => ask(`v1/overview?${new URLSearchParams({ resolution: chosen, ...since })}`);
+async function lookAtOverview(isStill) {
+  const { lately, whole } = SPANS[resolution];
+  const of = (since) => ask(`v1/overview?${new URLSearchParams({ resolution, ...since })}`);
   const known = entries.length ? entries : (await of({})).series;
   const newest = known.at(-1)?.at_ms ?? 0;
-  const since = Math.max(newest - SPANS[chosen].lately * 1000, 0);
+  const since = Math.max(newest - lately * 1000, 0);
   const [now, volumes] = await Promise.all([of({ since_ms: since }), ask("v1/volumes")]);
-  if (chosen !== resolution) return;
-  const all = [...known, ...now.series.filter((entry) => entry.at_ms > newest)];
-  const isAnew = now.now_ms < newest; // the store lost its state
-  entries = isAnew ? [] : all.filter((entry) => entry.at_ms > now.now_ms - SPANS[chosen].whole * 1000);
+  if (!isStill()) return;
+  const isAnew = now.now_ms && now.now_ms < newest - BACK_MS;
+  const all = isAnew ? [] : [...known, ...now.series.filter((entry) => entry.at_ms > newest)];
+  // A clock that is a little behind, or not read yet, is not before the entries.
+  now.now_ms = Math.max(now.now_ms, all.at(-1)?.at_ms ?? 0);
+  // The newest entry stays: it tells how late the samples are.
+  entries = all.filter((entry, place) => place === all.length - 1 || entry.at_ms > now.now_ms - whole * 1000);
   latencyMs = now.latency_ms;
   showOverview(now, volumes, since);
 }
@@ -124,7 +119,7 @@ async function readOverview() {
 function showOverview(now, volumes, since) {
   const isDrawn = entries.length > 1;
   byId("curves").hidden = !isDrawn;
-  byId("no-curves").hidden = isDrawn;
+  byId("no-curves").hidden = isDrawn || isLate(now.now_ms);
   if (isDrawn) {
     for (const chart of CHARTS) {
       chart.parent = byId("curves");
@@ -132,13 +127,16 @@ function showOverview(now, volumes, since) {
     }
   }
   showFaults(now, volumes);
-  const seconds = since && now.series.length ? (now.series.at(-1).at_ms - since) / 1000 : null;
-  byId("busiest-span").textContent = `In ${SPANS[resolution].name}`;
-  fill("busiest-rows", now.throttled.map((each) => made("tr", {}, ...cells(bucketLink(each), made("code", {}, each.quota),
-    sinceOf(each, now.now_ms), seconds ? each.asks / seconds : null),
-  made("td", { class: "number" }, each.throttle_ms ? duration(each.throttle_ms / each.asks / 1000) : "–"))),
-    `Nobody was throttled in ${SPANS[resolution].name}.`, 5);
-  fill("store-rows", now.stores.map((store) => made("tr", {}, ...storeCells(store))), "No store is known.", 5);
+  const { step, name } = SPANS[resolution];
+  // An entry counts since the one before it.
+  const seconds = entries.length ? (entries.at(-1).at_ms - Math.max(since, entries[0].at_ms - step * 1000)) / 1000 : null;
+  byId("busiest-span").textContent = `In ${name}`;
+  fill("busiest-rows", now.throttled.map((each) => made("tr", { "data-name": `${each.quota} ${each.bucket}` },
+    ...cells(bucketLink(each), made("code", {}, each.quota), sinceOf(each, now.now_ms), seconds ? each.asks / seconds : null),
+    made("td", { class: "number" }, each.throttle_ms ? duration(each.throttle_ms / each.asks / 1000) : "–"))),
+    isLate(now.now_ms) ? "Not known: the newest samples are lost." : `Nobody was throttled in ${name}.`, 5);
+  fill("store-rows", now.stores.map((store) => made("tr", {}, ...storeCells(store))),
+    "Nothing is known of a store: this node has not read one yet. Look at Health.", 5);
   fill("node-rows", now.nodes.map(({ node, version, seen_ms: seen }) => made("tr", {}, ...cells(made("code", {}, node),
     version, `${duration(Math.max(now.now_ms - seen, 0) / 1000)} ago`))), "No node has counted yet.", 3);
   showDisks(volumes);
@@ -151,7 +149,9 @@ function sinceOf({ since_ms: since }, nowMs) {
 }
 
 // A name of more than 64 characters is a digest, which no bucket has.
-const bucketLink = ({ bucket, quota }) => bucket.startsWith("#") ? made("code", {}, bucket)
+const bucketLink = ({ bucket, quota }) => bucket.startsWith("#")
+  ? made("span", {}, made("code", {}, bucket),
+    made("span", { class: "hint" }, ` stands for a name of more than ${LONGEST_BUCKET} characters`))
   : made("a", { href: "#buckets", onclick: (event) => { event.preventDefault(); watch(bucket, quota); } },
     made("code", {}, bucket));
 
@@ -165,22 +165,22 @@ function storeCells({ primary, memory_bytes: used, max_bytes: most, faults }) {
   made("td", faults.length ? { class: "bad" } : {}, faults.join(", ") || "none")];
 }
 
-function showDisks({ factor, reason, volumes }) {
+function showDisks(now) {
+  const { factor, reason, volumes } = now;
   byId("disk-factor").textContent = `Throttle factor ${measured(factor)}: ${reason}`;
   byId("disk-factor").className = factor < 1 ? "bad" : "hint";
   const used = ({ total_bytes: total, available_bytes: free }) => total ? 1 - free / total : 2; // unknown ones first
   const fullest = volumes.toSorted((a, b) => used(b) - used(a)).slice(0, MOST_DISKS);
   fill("disk-rows", fullest.map((volume) => {
-    const [broker, dir, part, free, , state] = volumeCells(volume);
-    return made("tr", {}, broker, dir, part, free, state);
-  }),
-    "No disk is observed. Set QUOTAGATE_VOLUME_SOURCE to throttle producers before disks are full.", 5);
+    const [broker, dir, part, free, , state] = volumeCells(volume, now);
+    return volumeRow(volume, [broker, dir, part, free, state]);
+  }), noVolume(now), 5);
 }
 
 function showFaults(now, volumes) {
   const sum = (field) => now.series.reduce((total, entry) => total + entry[field], 0);
   const versions = [...new Set(now.nodes.map(({ version }) => version))];
-  const { late, name } = SPANS[resolution];
+  const { name } = SPANS[resolution];
   const found = now.stores.flatMap(({ primary, faults }) => faults.map((fault) =>
     [`Store ${primary}: ${fault}`, REMEDIES[fault] ?? "see docs/failures.md."]));
   if (sum("fallback")) {
@@ -191,7 +191,7 @@ function showFaults(now, volumes) {
     found.push([`Asks were shed in ${name}`,
       "nodes could not answer them within QUOTAGATE_QUEUE_MS. Add processes or nodes, or let callers use leases."]);
   }
-  if (entries.length && now.now_ms - entries.at(-1).at_ms > late * 1000) {
+  if (isLate(now.now_ms)) {
     found.push(["The newest samples are lost", "a process was killed, or cannot reach the store. Its log says more."]);
   }
   if (volumes.factor < 1) {
@@ -209,7 +209,7 @@ function showFaults(now, volumes) {
   const text = JSON.stringify(found, (name, value) => name === "since_ms" ? undefined : value);
   if (byId("faults").dataset.text === text) return;
   byId("faults").dataset.text = text;
-  byId("faults").replaceChildren(...(found.length ? found : [["No fault is known.", ""]]).map(([fault, remedy, buckets = []]) =>
+  update(byId("faults"), (found.length ? found : [["No fault is known.", ""]]).map(([fault, remedy, buckets = []]) =>
     made("li", remedy ? {} : { class: "hint" }, remedy ? made("strong", {}, `${fault}: `) : fault,
       ...buckets.flatMap((each) => [bucketLink(each), ` by ${each.quota} since ${shortly(each.since_ms)}; `]), remedy)));
 }
@@ -217,5 +217,5 @@ function showFaults(now, volumes) {
 byId("span").addEventListener("change", (event) => {
   resolution = event.target.value;
   entries = [];
-  lookAtOverview();
+  look();
 });

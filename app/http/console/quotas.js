@@ -2,62 +2,66 @@
 
 // Search
 
-let found = [];
-let cursor = null;
+let found = { quotas: [], query: null, cursor: null };
 
 const TYPES = ["user", "client-id", "ip", "broker", "listener"];
 const isMatch = (text) => TYPES.includes(text.split("=")[0]) && !text.endsWith("=");
 
-async function find(more) {
+async function find() {
   const text = byId("search-text").value.trim();
   const matches = text.split(",").map((part) => part.trim());
   const query = new URLSearchParams(text && matches.every(isMatch) ? matches.map((match) => ["match", match]) : []);
   query.set("limit", "200");
-  if (more && cursor) query.set("cursor", cursor);
-  const page = await ask(`v1/quotas?${query}`);
-  found = more ? [...found, ...page.quotas] : page.quotas;
-  cursor = page.next_cursor;
+  await load(query);
+}
+
+// The first page of a query, or the one after those that are loaded.
+async function load(query, earlier = { quotas: [] }) {
+  const asked = new URLSearchParams(query);
+  if (earlier.cursor) asked.set("cursor", earlier.cursor);
+  const page = await latest("quotas", () => ask(`v1/quotas?${asked}`));
+  if (!page) return;
+  found = { quotas: [...earlier.quotas, ...page.quotas], query, cursor: page.next_cursor };
   showFound();
 }
 
 function showFound() {
   const text = byId("search-text").value.trim();
   const part = text && !text.split(",").every((each) => isMatch(each.trim())) ? text.toLowerCase() : "";
-  const rows = found.filter(({ entity }) => decodeURIComponent(entity).toLowerCase().includes(part));
-  const focused = document.activeElement?.dataset.entity;
-  fill("quota-rows", rows.map(rowOf), "No quotas here.", 3);
-  if (focused) [...byId("quota-rows").rows].find((row) => row.dataset.entity === focused)?.focus();
-  byId("loaded").textContent = `${rows.length} of ${found.length} loaded${cursor ? ", there are more" : ""}`;
-  byId("more").hidden = !cursor;
+  const rows = found.quotas.filter(({ entity }) => decodeURIComponent(entity).toLowerCase().includes(part));
+  fill("quota-rows", rows.map(rowOf), found.cursor ? "Nothing that is loaded matches. Load more, or name an entity, such as user=alice."
+    : text ? "Nothing matches. Search for less, or set quotas with New…" : "No quotas yet: everything is admitted. Set some with New…", 3);
+  byId("loaded").textContent = `${rows.length} of ${found.quotas.length} loaded${found.cursor ? ", there are more" : ""}`;
+  byId("more").hidden = !found.cursor;
 }
 
 function rowOf(quotas) {
-  const open = () => edit(quotas);
   const limits = Object.entries(quotas.quotas).map(([key, { limit, ...rest }]) =>
     made("div", {}, made("code", {}, key), ` ${shown(limit)}`,
       Object.keys(rest).length ? made("span", { class: "hint" }, ` ${JSON.stringify(rest)}`) : null));
-  return made("tr", {
-    tabindex: 0, "data-entity": quotas.entity, onclick: open, onkeydown: (event) => {
-      const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-      if (event.key === "Enter") open();
-      else if (step) event.currentTarget[step]?.focus();
-      else return;
-      event.preventDefault();
-    },
-  }, ...cells(made("code", {}, quotas.entity), made("div", {}, ...limits), quotas.version));
+  return openingRow({ "data-entity": quotas.entity }, quotas.entity, () => openQuotas(quotas), made("div", {}, ...limits), quotas.version);
 }
 
-byId("search").addEventListener("submit", (event) => { event.preventDefault(); act(() => find(false)); });
+byId("search").addEventListener("submit", (event) => { event.preventDefault(); act(find); });
 byId("search-text").addEventListener("input", showFound);
-byId("more").addEventListener("click", () => act(() => find(true)));
-byId("new").addEventListener("click", () => edit(without("")));
+byId("more").addEventListener("click", ({ target }) => act(() => load(found.query, found), target));
+byId("new").addEventListener("click", () => openQuotas(without("")));
 
 // Edit
 
 let editing = null; // the entity's quotas as the service gave them; version null: it has none
+let unchanged = ""; // the form as it was filled
+
+// The reason is no change.
+const formText = () => JSON.stringify([...byId("editor").elements].filter(({ id }) => id !== "edit-reason").map(({ value }) => value));
+const mayDiscard = () => !editing || formText() === unchanged || confirm(`Discard the changes of ${editing.entity || "the new quotas"}?`);
 
 const pathOf = (entity) => `v1/quotas/${entity.replace(/[?#/\\]/g, encodeURIComponent)}`;
 const valueText = ({ limit, ...rest }) => `${shown(limit)}${Object.keys(rest).length ? ` ${JSON.stringify(rest)}` : ""}`;
+
+function openQuotas(quotas) {
+  if (mayDiscard()) edit(quotas);
+}
 
 function edit(quotas, { focus = true } = {}) {
   const isOther = editing?.entity !== quotas.entity;
@@ -72,6 +76,7 @@ function edit(quotas, { focus = true } = {}) {
   const rows = Object.entries(quotas.quotas).map(([key, value]) =>
     editRow(key, Object.keys(value).length === 1 ? String(value.limit) : JSON.stringify(value)));
   byId("edit-rows").replaceChildren(...(rows.length ? rows : [editRow("request_rate", "")]));
+  unchanged = formText();
   if (focus) (quotas.entity ? byId("edit-rows").querySelector("input") : byId("edit-entity")).focus();
   showChanges(quotas);
   beginShadows(quotas);
@@ -86,7 +91,11 @@ function editRow(key, text) {
   const row = made("tr", {},
     made("td", {}, made("select", { "aria-label": "Quota" }, ...options)),
     made("td", {}, made("input", { "aria-label": "Value", value: text, spellcheck: "false" })),
-    made("td", {}, made("button", { type: "button", title: "Delete", onclick: () => row.remove() }, "×")));
+    made("td", {}, made("button", { type: "button", "aria-label": "Delete this quota", title: "Delete", onclick: () => {
+      (row.nextElementSibling ?? row.previousElementSibling)?.querySelector("input").focus();
+      row.remove();
+      if (!byId("edit-rows").rows.length) byId("edit-add").focus();
+    } }, "×")));
   return row;
 }
 
@@ -106,13 +115,15 @@ function edited() {
 }
 
 // Changes the entity, unless somebody else has changed it; `version` null: it must not be there.
-async function written(method, entity, version, { body, reason }) {
+async function write(method, entity, version, { body, reason }) {
+  const was = editing;
   const headers = version === null ? { "If-None-Match": "*" } : { "If-Match": `"${version}"` };
   // A header holds bytes: one character for each byte of the UTF-8 text.
   if (reason) headers["X-Reason"] = String.fromCharCode(...new TextEncoder().encode(reason));
   const answer = await ask(pathOf(entity), { method, body, headers });
-  await find(false);
-  return answer;
+  // The user may have moved on meanwhile.
+  if (editing === was) edit(method === "DELETE" ? without(entity) : answer, { focus: isInPage() });
+  act(find); // if it fails, the change is made all the same
 }
 
 const saidReason = () => byId("edit-reason").value.trim();
@@ -120,6 +131,7 @@ const without = (entity) => ({ entity, quotas: {}, version: null, bounds: {} });
 const isInPage = () => byId("quota-page").contains(document.activeElement);
 
 function closeEditor() {
+  if (!mayDiscard()) return;
   byId("quota-page").hidden = true;
   editing = null;
   byId("search-text").focus();
@@ -127,24 +139,18 @@ function closeEditor() {
 
 byId("editor").addEventListener("submit", (event) => {
   event.preventDefault();
-  act(async () => {
-    const entity = byId("edit-entity").value.trim();
-    const quotas = await written("PUT", entity, editing.version, { body: edited(), reason: saidReason() });
-    edit(quotas, { focus: isInPage() });  // unless the user has moved on meanwhile
-  });
+  const entity = byId("edit-entity").value.trim();
+  act(() => write("PUT", entity, editing.version, { body: edited(), reason: saidReason() }), event.submitter);
 });
 byId("edit-add").addEventListener("click", () => {
   const row = editRow(KEYS.find((key) => ![...byId("edit-rows").querySelectorAll("select")].some((s) => s.value === key)), "");
   byId("edit-rows").append(row);
   row.querySelector("select").focus();
 });
-byId("edit-delete").addEventListener("click", () => {
+byId("edit-delete").addEventListener("click", ({ target }) => {
   const { entity, version } = editing;
   if (!confirm(`Delete all quotas of ${entity}? The history keeps them, and can bring them back.`)) return;
-  act(async () => {
-    await written("DELETE", entity, version, { reason: saidReason() });
-    edit(without(entity), { focus: isInPage() });
-  });
+  act(() => write("DELETE", entity, version, { reason: saidReason() }), target);
 });
 byId("edit-close").addEventListener("click", closeEditor);
 
@@ -153,11 +159,12 @@ byId("edit-close").addEventListener("click", closeEditor);
 let changesCursor = null;
 
 async function showChanges({ entity }) {
+  delete requests.history;
   byId("history").replaceChildren();
   byId("older").hidden = true;
   if (!entity) return;
-  const page = await act(() => ask(`v1/quotas:history?${new URLSearchParams({ entity })}`));
-  if (!page || editing?.entity !== entity) return; // another one is shown by now
+  const page = await act(() => latest("history", () => ask(`v1/quotas:history?${new URLSearchParams({ entity })}`)));
+  if (!page) return;
   byId("history").replaceChildren(...page.changes.map(changeItem));
   if (!page.changes.length) {
     byId("history").append(made("li", { class: "hint" }, "No change is kept. QUOTAGATE_HISTORY_RETENTION says for how long changes are."));
@@ -170,13 +177,13 @@ function showOlder(cursor) {
   byId("older").hidden = !cursor;
 }
 
-byId("older").addEventListener("click", () => act(async () => {
-  const { entity } = editing;
-  const page = await ask(`v1/quotas:history?${new URLSearchParams({ entity, cursor: changesCursor })}`);
-  if (editing?.entity !== entity) return;
+byId("older").addEventListener("click", ({ target }) => act(async () => {
+  const query = new URLSearchParams({ entity: editing.entity, cursor: changesCursor });
+  const page = await latest("history", () => ask(`v1/quotas:history?${query}`));
+  if (!page) return;
   byId("history").append(...page.changes.map((change) => changeItem(change, -1)));
   showOlder(page.next_cursor);
-}));
+}, target));
 
 // A change with both values of each quota that it touched. The newest one can be undone.
 function changeItem(change, place) {
@@ -185,7 +192,7 @@ function changeItem(change, place) {
   const value = (quotas, key) => quotas?.[key] ? made("code", {}, valueText(quotas[key])) : "none";
   const title = !before ? "Created" : !after ? "Deleted" : keys.length ? "Changed" : "Left as it was";
   const undoing = place === 0 && keys.length
-    ? made("button", { type: "button", class: "undo", onclick: () => act(() => undo(change)) }, "Undo") : null;
+    ? made("button", { type: "button", class: "undo", onclick: ({ target }) => act(() => undo(change), target) }, "Undo") : null;
   const rows = keys.map((key) => made("tr", {}, made("th", { scope: "row" }, made("code", {}, key)),
     ...cells(value(before, key), value(after, key))));
   return made("li", {},
@@ -206,8 +213,7 @@ async function undo({ at_ms: atMs, who, before, after }) {
     throw new Refused(`${entity} has changed meanwhile. Open it again.`);
   }
   const reason = saidReason() || `undo of the change of ${new Date(atMs).toISOString()} by ${who}`;
-  const answer = await written(before ? "PUT" : "DELETE", entity, version, { body: before ?? undefined, reason });
-  edit(before ? answer : without(entity), { focus: isInPage() });
+  await write(before ? "PUT" : "DELETE", entity, version, { body: before ?? undefined, reason });
 }
 
 // Shadow quotas: what they would have done, all over the deployment, while the page is open
@@ -230,26 +236,17 @@ function beginShadows({ quotas }) {
   shadowReads = [];
   for (const chart of shadowCurves.values()) if (chart.plot) removeCurve(chart);
   shadowCurves = new Map();
-  byId("shadow-fault").textContent = "";
   const isThere = Object.values(quotas).some(({ shadow }) => shadow);
   byId("shadow-table").hidden = !isThere;
   byId("no-shadows").hidden = isThere;
-  if (isThere) lookAtShadows();
+  if (isThere) look();
 }
 
 async function lookAtShadows() {
-  if (!editing?.entity || byId("shadow-table").hidden) return;
-  const { entity, version } = editing;
-  let found;
-  try { // not by act: a refresh leaves the problem of an action in place
-    found = await ask(`v1/quotas:shadow?${new URLSearchParams({ entity })}`);
-    byId("shadow-fault").textContent = "";
-  } catch (error) {
-    byId("shadow-fault").textContent = error.message;
-    if (!(error instanceof Refused)) throw error;
-    return;
-  }
-  if (editing?.entity !== entity || editing.version !== version) return;
+  const was = editing;
+  if (!was?.entity || byId("shadow-table").hidden) return;
+  const found = await ask(`v1/quotas:shadow?${new URLSearchParams({ entity: was.entity })}`);
+  if (editing !== was) return;
   const isAnew = found.version !== shadowReads.at(-1)?.version;
   shadowReads = [...(isAnew ? [] : shadowReads), found].filter((read) => read.now_ms > found.now_ms - SHADOW_S * 1000);
   fill("shadow-rows", found.shadows.map((shadow) => shadowRow(found, shadow)), "Nothing is in shadow any more. Open it again.", 7);
@@ -307,7 +304,7 @@ function offerPromotion(found, shadow) {
   byId("promote-reason").value = `promoted from shadow: ${quota} would have refused ${refusedOf(shadow)} and delayed `
     + `${shadow.delay} of ${all} asks in ${periodOf(found.now_ms, shadow)}`;
   byId("promote").showModal();
-  byId("promote-yes").focus();
+  byId("promote-no").focus(); // a key that is held down must not confirm it
 }
 
 byId("promote-no").addEventListener("click", () => byId("promote").close());
@@ -315,10 +312,8 @@ byId("promote-form").addEventListener("submit", (event) => {
   event.preventDefault();
   byId("promote").close();
   const { found: { entity, version }, shadow: { quota } } = promoted;
-  act(async () => {
-    const reason = byId("promote-reason").value.trim();
-    edit(await written("PATCH", entity, version, { body: { [quota]: { shadow: null } }, reason }));
-  });
+  const reason = byId("promote-reason").value.trim();
+  act(() => write("PATCH", entity, version, { body: { [quota]: { shadow: null } }, reason }), event.submitter);
 });
 
 // The ladder of a caller
@@ -338,6 +333,7 @@ function beginLadder({ entity }) {
     return made("label", {}, { user: "Principal", "client-id": "Client-id" }[type] ?? type,
       made("input", { name: PARAMETERS[type], value: name ?? "", spellcheck: "false" }));
   }));
+  delete requests.ladder;
   byId("ladder").replaceChildren();
   const isNamed = parts.length > 0 && parts.every(([, name]) => name !== null);
   byId("ladder-hint").hidden = isNamed;
@@ -345,9 +341,8 @@ function beginLadder({ entity }) {
 }
 
 async function showLadder() {
-  const said = [...new FormData(byId("ladder-of"))].filter(([, value]) => value);
   byId("ladder-hint").hidden = true;
-  byId("ladder").replaceChildren(...await explanations(said));
+  await explain("ladder", byId("ladder-of"));
 }
 
 byId("ladder-of").addEventListener("submit", (event) => {
@@ -359,13 +354,16 @@ byId("ladder-of").addEventListener("submit", (event) => {
 
 byId("who").addEventListener("submit", (event) => {
   event.preventDefault();
-  const said = [...new FormData(event.target)].filter(([, value]) => value);
-  act(async () => byId("explained").replaceChildren(...await explanations(said)));
+  act(() => explain("explained", event.target));
 });
 
-async function explanations(said) {
-  const { quotas } = await ask(`v1/quotas:effective?${new URLSearchParams(said)}`);
-  return quotas.length ? quotas.map(explanation) : [made("p", {}, "No quota applies: everything is admitted.")];
+// Draws in a place the limits of the caller that a form names.
+async function explain(place, form) {
+  const said = [...new FormData(form)].filter(([, value]) => value);
+  const answer = await latest(place, () => ask(`v1/quotas:effective?${new URLSearchParams(said)}`));
+  if (!answer) return;
+  byId(place).replaceChildren(...(answer.quotas.length ? answer.quotas.map(explanation)
+    : [made("p", {}, "No quota applies: everything is admitted.")]));
 }
 
 // The ladder as steps, from the most to the least specific entity; the first that has a limit decides.

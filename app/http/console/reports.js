@@ -45,19 +45,11 @@ function showNoReports(...said) {
 }
 
 function reportRow(report) {
-  const open = () => act(() => openReport(report.name));
   const { text, isBad } = resultOf(report);
-  return made("tr", {
-    tabindex: 0, "data-report": report.name, "aria-current": report.name === reading ? "true" : null,
-    onclick: open, onkeydown: (event) => {
-      const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-      if (event.key === "Enter") open();
-      else if (step) event.currentTarget[step]?.focus();
-      else return;
-      event.preventDefault();
-    },
-  }, ...cells(made("code", {}, report.name), made("span", isBad ? { class: "bad" } : {}, text), JOBS[report.kind] ?? "?",
-    report.from_ms === null ? "–" : `${shortly(report.from_ms)} – ${shortly(report.to_ms)}`, shortly(report.modified_ms)));
+  return openingRow({ "data-report": report.name, "aria-current": report.name === reading ? "true" : null },
+    report.name, () => act(() => openReport(report.name)),
+    made("span", isBad ? { class: "bad" } : {}, text), JOBS[report.kind] ?? "?",
+    report.from_ms === null ? "–" : `${shortly(report.from_ms)} – ${shortly(report.to_ms)}`, shortly(report.modified_ms));
 }
 
 const count = (value) => typeof value === "number" ? shown(value) : "–";
@@ -106,7 +98,7 @@ async function showWhatifs({ entity }) {
 // `entity`: its quotas' rows are marked, and the first one is in view.
 async function openReport(name, entity) {
   reading = name;
-  const report = await ask(`v1/reports/${encodeURIComponent(name)}`);
+  const report = await ask(`v1/reports/${encodeURIComponent(name)}`, { waitMs: WRITE_MS }); // up to 16 MiB
   if (reading !== name) return; // another one was opened meanwhile
   for (const row of byId("report-rows").rows) row.toggleAttribute("aria-current", false);
   const row = [...byId("report-rows").rows].find((each) => each.dataset.report === name);
@@ -186,5 +178,5 @@ function drawTable(place, { title, columns, rows }) {
   const isOneDay = last - first < DAY_S && new Date(first * 1000).getDate() === new Date(last * 1000).getDate();
   const chart = { title, parent: place, lines: lines.map(headOf), format: (value) => measured(value), hasDates: !isOneDay };
   reportCurves.push(chart);
-  draw(chart, points, last, last - first);
+  draw(chart, points, last, last - first || 60);
 }

@@ -4,6 +4,8 @@
 const KEYS = {{keys}};
 const REFRESH_MS = 2000;
 const HEALTH_MS = 5000;
+const READ_MS = 10_000; // how long an answer is waited for
+const WRITE_MS = 60_000; // nobody knows whether a change that was given up is made
 const byId = (id) => document.getElementById(id);
 const TABS = [...document.querySelectorAll("[role=tab]")];
 
@@ -12,7 +14,7 @@ const TABS = [...document.querySelectorAll("[role=tab]")];
 function made(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) element[name] = value;
     else if (value !== null) element.setAttribute(name, value);
   }
   element.append(...children.filter((child) => child !== null));
@@ -25,8 +27,78 @@ const shown = (number) => number.toLocaleString("en", { maximumFractionDigits: 2
 // Measured and computed numbers have three digits, or all before the point, as in app/terminal.py.
 const measured = (number) => number.toLocaleString("en",
   Math.abs(number) < 100 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 });
-const fill = (id, rows, nothing, columns) => byId(id).replaceChildren(
-  ...(rows.length ? rows : [made("tr", {}, made("td", { colspan: columns, class: "hint" }, nothing))]));
+
+// Filling places again and again: an element that is there already stays, with its focus, selection and begun click.
+
+function update(place, children) {
+  children.forEach((child, at) => {
+    const old = place.childNodes[at];
+    if (old) become(old, child);
+    else place.append(child);
+  });
+  while (place.childNodes.length > children.length) place.lastChild.remove();
+}
+
+function become(old, wanted) {
+  if (old.nodeName !== wanted.nodeName) return old.replaceWith(wanted);
+  if (old.nodeType === Node.TEXT_NODE) return old.data === wanted.data || (old.data = wanted.data);
+  for (const name of old.getAttributeNames()) if (!wanted.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of wanted.attributes) {
+    if (name === "style") old.style.cssText = value; // the page's policy allows no such attribute
+    else if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  old.onclick = wanted.onclick;
+  old.onkeydown = wanted.onkeydown;
+  return update(old, [...wanted.childNodes]);
+}
+
+const list = (id, lines) => update(byId(id), Object.entries(lines).flatMap(([name, said]) =>
+  [made("dt", {}, name), said instanceof Element ? said : made("dd", {}, said)]));
+
+let isPressed = false; // then rows stay where they are: the click belongs to the row below the pointer
+const held = new Map(); // by table: how to fill it afterwards
+addEventListener("pointerdown", ({ target, button }) => { isPressed = button === 0 && target.matches("tbody :not(select)"); });
+for (const name of ["pointerup", "pointercancel", "blur"]) {
+  addEventListener(name, () => setTimeout(() => { // after the click
+    isPressed = false;
+    for (const [id, rest] of held) fill(id, ...rest);
+    held.clear();
+  }));
+}
+
+const nameOf = (row) => row.dataset.name ?? row.cells[0].textContent;
+
+// Rows keep their elements by name; `nothing` is in place of no row.
+function fill(id, rows, nothing, columns) {
+  if (isPressed) return held.set(id, [rows, nothing, columns]);
+  const body = byId(id);
+  const focused = document.activeElement;
+  const focusedAt = [...body.rows].findIndex((row) => row.contains(focused));
+  const known = new Map([...body.rows].map((row) => [nameOf(row), row]));
+  const wanted = rows.length ? rows : [made("tr", {}, made("td", { colspan: columns, class: "hint" }, nothing))];
+  wanted.forEach((row, at) => {
+    const old = known.get(nameOf(row));
+    known.delete(nameOf(row));
+    if (old) become(old, row);
+    if (body.rows[at] !== (old ?? row)) body.insertBefore(old ?? row, body.rows[at] ?? null);
+  });
+  while (body.rows.length > wanted.length) body.lastChild.remove();
+  if (focusedAt < 0 || focused === document.activeElement) return undefined;
+  const near = body.rows[Math.min(focusedAt, body.rows.length - 1)].querySelector("button, a");
+  return (body.contains(focused) ? focused : near)?.focus({ preventScroll: true });
+}
+
+// A row that opens something, by a click anywhere on it; the arrow keys move between the buttons of such rows.
+function openingRow(attributes, name, open, ...values) {
+  const move = (event) => {
+    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (!step) return;
+    event.target.closest("tr")[step]?.querySelector("button").focus();
+    event.preventDefault();
+  };
+  const button = made("button", { type: "button", onkeydown: move }, made("code", {}, name));
+  return made("tr", { ...attributes, class: "opens", onclick: open }, ...cells(button, ...values));
+}
 
 // Requests to the service
 
@@ -39,7 +111,6 @@ class Refused extends Error {
 
 // Kept in this page only: storage is open to every page of this host, and one of them runs foreign scripts.
 let key = "";
-let isKeyRefused = false; // then a view does not refresh by itself
 
 // The service's own place, which may be below a prefix; other applications of this host must not get the key.
 const HOME = location.origin + location.pathname.replace(/[^/]*$/, "");
@@ -54,60 +125,104 @@ function staysBelow(home, address) {
   return address.startsWith(home) && !path.split(/[/\\]/).some((part) => /^\.{1,2}(;.*)?$/.test(part));
 }
 
-async function ask(path, { method = "GET", body, headers = {} } = {}) {
+async function ask(path, { method = "GET", body, headers = {}, waitMs = method === "GET" ? READ_MS : WRITE_MS } = {}) {
   const address = new URL(path, HOME).href;
   if (!staysBelow(HOME, address)) throw new Refused("This name leads to another place than Quotagate.");
-  if (key) headers.Authorization = `Bearer ${key}`;
+  if (key && !path.startsWith("health/")) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
+  let found;
   try {
     answer = await fetch(address, {
       method, headers, body: body === undefined ? undefined : JSON.stringify(body),
       redirect: "error", // a redirect would take the key along
+      signal: AbortSignal.timeout(waitMs),
     });
+    const text = await answer.text();
+    found = answer.headers.get("Content-Type")?.includes("json") ? JSON.parse(text) : text;
   } catch {
-    throw new Refused("Quotagate does not answer.");
+    throw new Refused(`Quotagate does not answer.${method === "GET" ? "" : " The change may or may not be done."}`);
   }
-  const text = await answer.text();
-  if (!answer.ok && !path.startsWith("health/")) throw new Refused(explained(answer, text), answer.status);
-  return answer.headers.get("Content-Type")?.includes("json") ? JSON.parse(text) : text;
+  // A node that is not ready says why.
+  if (!answer.ok && !found?.store) throw new Refused(explained(answer, found), answer.status);
+  return found;
 }
 
-function explained(answer, text) {
-  if (answer.status === 401) {
-    isKeyRefused = true;
-    byId("key").focus();
-  }
-  try {
-    const problem = JSON.parse(text);
-    const faults = (problem.errors ?? []).map((fault) => `${fault.field || "body"}: ${fault.message}`);
-    return [problem.detail ?? problem.title, ...faults].join("\n");
-  } catch {
-    return `${answer.status} ${answer.statusText}`;
-  }
+function explained(answer, found) {
+  if (answer.status === 401) byId("key").focus();
+  const said = found?.detail ?? found?.title;
+  if (!said) return `${answer.status} ${answer.statusText}`;
+  return [said, ...(found.errors ?? []).map((fault) => `${fault.field || "body"}: ${fault.message}`)].join("\n");
 }
 
-// Every action goes through here, so that errors always appear in the same place.
-async function act(work) {
+// Every action goes through here, so that errors always appear in the same place. Its button waits for the answer.
+async function act(work, button) {
+  if (button?.ariaDisabled) return undefined;
+  if (button) button.ariaDisabled = "true";
+  say("");
   try {
-    const result = await work();
-    say("");
-    return result;
+    return await work();
   } catch (error) {
     say(error.message);
     if (!(error instanceof Refused)) throw error;
     return undefined;
+  } finally {
+    if (button) button.ariaDisabled = null;
   }
 }
 
-function say(text) {
-  byId("problem").textContent = text;
-  byId("problem").hidden = !text;
+const problems = { action: "", refresh: "" };
+
+function say(text, from = "action") {
+  problems[from] = text;
+  sayOnce("problem", [...new Set(Object.values(problems))].filter(Boolean).join("\n"));
+  byId("problem").hidden = !byId("problem").textContent;
+}
+
+// Screen readers hear it once, and not at each refresh.
+function sayOnce(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
+}
+
+const requests = {}; // the newest one of each place
+
+// The answer to the newest request for a place; undefined for one that was made before.
+async function latest(place, work) {
+  const mine = requests[place] = {};
+  const answer = await work();
+  return requests[place] === mine ? answer : undefined;
 }
 
 // Views
 
 let timer = 0;
+let look = null; // reads the view in front now, whatever was asked for before
+
+// Reads what the view in front shows: `first` until it works, then `again` and again, one at a time.
+function follow(first, again) {
+  clearInterval(timer);
+  let isBusy = false;
+  const once = async () => {
+    if (isBusy) return;
+    isBusy = true;
+    try {
+      await first?.();
+      first = null;
+      await again?.(isStill);
+      if (isStill()) say("", "refresh");
+    } catch (error) {
+      if (isStill()) say(error.message, "refresh");
+      if (isStill() && [401, 403].includes(error.status)) clearInterval(timer); // until there is another key
+      if (!(error instanceof Refused)) throw error;
+    } finally {
+      isBusy = false;
+    }
+  };
+  const mine = timer = setInterval(once, REFRESH_MS);
+  const isStill = () => timer === mine; // or the answer is late
+  look = () => follow(first, again);
+  once();
+}
 
 function show(name, { focus = true } = {}) {
   for (const tab of TABS) {
@@ -118,15 +233,12 @@ function show(name, { focus = true } = {}) {
   }
   history.replaceState(null, "", `#${name}`);
   say("");
-  clearInterval(timer);
-  const first = { quotas: () => find(false), keys: lookAtKeys, reports: lookAtReports }[name];
-  const refresh = {
+  say("", "refresh");
+  const first = { quotas: find, keys: lookAtKeys, reports: lookAtReports }[name];
+  const again = {
     overview: lookAtOverview, quotas: lookAtShadows, buckets: lookAtBucket, health: lookAtHealth, volumes: lookAtVolumes,
   }[name];
-  isKeyRefused = false;
-  if (refresh) timer = setInterval(() => { if (!isKeyRefused) refresh(); }, REFRESH_MS);
-  if (first) act(first);
-  else refresh?.();
+  follow(first, again);
   if (focus) byId(name).querySelector("[data-first]")?.focus();
 }
 
@@ -143,10 +255,10 @@ for (const tab of TABS) {
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
-  const typing = event.target.matches("input, select, textarea");
+  const typing = event.target.matches("input:not([type=radio], [type=checkbox]), select, textarea");
   if (event.key === "Escape") {
     if (typing) event.target.blur();
-    else if (!byId("quota-page").hidden) closeEditor();
+    else if (editing && !byId("quotas").hidden) closeEditor();
   } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
     const tab = TABS[Number(event.key) - 1];
     const first = document.querySelector("section:not([hidden]) [data-first]");
@@ -161,17 +273,32 @@ byId("scheme").addEventListener("click", () => {
   const root = document.documentElement;
   const dark = root.dataset.scheme
     ? root.dataset.scheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.scheme = localStorage.quotagateScheme = dark ? "light" : "dark";
+  root.dataset.scheme = remembered(dark ? "light" : "dark");
 });
-if (localStorage.quotagateScheme) document.documentElement.dataset.scheme = localStorage.quotagateScheme;
 
+// A browser may refuse its storage.
+function remembered(scheme) {
+  try {
+    if (scheme) localStorage.quotagateScheme = scheme;
+    return localStorage.quotagateScheme;
+  } catch {
+    return scheme;
+  }
+}
+if (remembered()) document.documentElement.dataset.scheme = remembered();
+
+const WITHOUT_KEY = byId("key").placeholder;
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  key = byId("key").value.trim();
+  const typed = byId("key").value.trim();
+  if (/[^\x21-\x7e]/.test(typed)) return say("No key has such characters: copy it again, as it was shown.");
+  key = typed;
   byId("key").value = "";
-  byId("key").placeholder = "in use until this page is left or loaded again";
-  show(location.hash.slice(1) || "overview");
+  byId("key").placeholder = key ? "in use until this page is left or loaded again" : WITHOUT_KEY;
+  return show(location.hash.slice(1) || "overview");
 });
+// Back in the browser's history, a page may come back as it was left, with the key.
+addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
 // Health, from the metrics of the node that answers: name and value of each sample
 
@@ -183,19 +310,21 @@ function samples(text) {
 }
 
 async function lookAtHealth() {
-  await act(async () => {
-    const state = await ask("health/ready");
-    const all = samples(await ask("metrics"));
-    const sum = (name) => all.filter((sample) => sample.name === `quotagate_${name}`).reduce((total, { value }) => total + value, 0);
-    const lines = {
-      Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": measured(state.throttle_factor),
-      Decisions: shown(sum("decisions_total")), "Without the store": shown(sum("fallback_total")),
-      "Store failures": shown(sum("store_failures_total")), "Clock corrections": shown(sum("clock_corrections_total")),
-      "Processes without their store": shown(sum("store_circuit_open")),
-    };
-    byId("health-list").replaceChildren(...Object.entries(lines).flatMap(([name, said]) =>
-      [made("dt", {}, name), made("dd", {}, said)]));
+  const state = await readiness();
+  const all = samples(await ask("metrics"));
+  const sum = (name) => all.filter((sample) => sample.name === `quotagate_${name}`).reduce((total, { value }) => total + value, 0);
+  list("health-list", {
+    Status: state.status, Store: state.store, Catalog: state.catalog, "Throttle factor": measured(state.throttle_factor),
+    Decisions: shown(sum("decisions_total")), "Without the store": shown(sum("fallback_total")),
+    "Store failures": shown(sum("store_failures_total")), "Clock corrections": shown(sum("clock_corrections_total")),
+    "Processes without their store": shown(sum("store_circuit_open")),
   });
+}
+
+async function readiness() {
+  const state = await ask("health/ready");
+  if (!state.store) throw new Refused("Something else than Quotagate answers.");
+  return state;
 }
 
 // Volumes, and the throttle factor computed from them
@@ -229,31 +358,46 @@ const when = (atMs) => atMs ? new Date(atMs).toLocaleString() : "–";
 const within = (untilMs) => untilMs === null ? "does not end" : `${left(untilMs)} (until ${when(untilMs)})`;
 
 async function lookAtVolumes() {
-  await act(async () => {
-    const now = await ask("v1/volumes");
-    const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, measured(now.factor));
-    const lines = {
-      Why: now.reason, Since: when(now.since_ms), Valid: within(now.valid_until_ms),
-      "Next check": when(now.next_check_ms), Source: now.source ?? "none",
-    };
-    byId("factor-list").replaceChildren(made("dt", {}, "Throttle factor"), factor,
-      ...Object.entries(lines).flatMap(([name, said]) => [made("dt", {}, name), made("dd", {}, said)]));
-    const { drill } = now;
-    const notice = drill ? `Drill by ${drill.who}: factor ${shown(drill.factor)}, whatever the volumes say` : "";
-    // Screen readers hear it once, and not at each refresh.
-    if (byId("drill").dataset.notice !== notice) byId("drill").textContent = byId("drill").dataset.notice = notice;
-    if (drill) factor.append(` for ${left(drill.until_ms)} by a drill`);
-    fill("volume-rows", now.volumes.map((volume) => made("tr", {}, ...volumeCells(volume))),
-      "No volume is known.", 7);
+  const now = await ask("v1/volumes");
+  const { drill } = now;
+  const factor = made("dd", now.factor < 1 ? { class: "bad" } : {}, measured(now.factor));
+  if (drill) factor.append(` for ${left(drill.until_ms)} by a drill`);
+  list("factor-list", {
+    "Throttle factor": factor, Why: now.reason, Since: when(now.since_ms), Valid: within(now.valid_until_ms),
+    "Next check": when(now.next_check_ms), Source: now.source ?? "none", Limit: limitText(now),
   });
+  sayOnce("drill", drill ? `Drill by ${drill.who}: factor ${shown(drill.factor)}, whatever the volumes say` : "");
+  fill("volume-rows", now.volumes.map((volume) => volumeRow(volume, volumeCells(volume, now))), noVolume(now), 7);
 }
 
-function volumeCells({ broker, dir, total_bytes: total, available_bytes: free, state, observed_ms: observed }) {
+const noVolume = ({ source }) => source === null
+  ? "No disk is observed. Set QUOTAGATE_VOLUME_SOURCE to throttle producers before disks are full."
+  : source === "push" ? "No disk is known yet. Let an agent on each broker push its disks, as in examples/volumes."
+    : "No disk is known yet. The reason above says what the last check found.";
+const volumeRow = ({ broker, dir }, shownCells) => made("tr", { "data-name": JSON.stringify([broker, dir]) }, ...shownCells);
+
+const limitText = ({ min_available_bytes: bytes, min_available_ratio: ratio }) =>
+  bytes !== null ? `${size(bytes)} must be free` : ratio !== null ? `${measured(100 * ratio)} % must be free` : "none";
+
+// The share of a volume from which it is too full; null without a limit.
+function fullFrom(total, { min_available_bytes: bytes, min_available_ratio: ratio }) {
+  const free = bytes !== null ? bytes / total : ratio;
+  return free === null ? null : Math.max(1 - free, 0);
+}
+
+function volumeCells({ broker, dir, total_bytes: total, available_bytes: free, state, observed_ms: observed }, limits) {
   const known = total !== null && free !== null;
   const used = !known ? null : total ? Math.max(1 - free / total, 0) : 1;
   const part = known ? `${shown(Math.floor(used * 1000) / 10)} %` : "–";
-  const label = `${dir} of broker ${broker} is used to ${part}`;
-  const bar = known ? made("meter", { min: 0, max: 1, value: used, class: state, "aria-label": label }, part) : null;
+  const limit = known && total ? fullFrom(total, limits) : null;
+  const label = `${dir} of broker ${broker} is used to ${part}${limit === null ? "" : `; ${limitText(limits)}`}`;
+  const bar = known ? made("span", { class: "gauge" },
+    made("meter", { min: 0, max: 1, value: used, class: state, "aria-label": label }, part)) : null;
+  if (limit !== null) {
+    const mark = made("span", { class: "limit", title: limitText(limits) });
+    mark.style.setProperty("--at", limit);
+    bar.append(mark);
+  }
   const number = (text) => made("td", { class: "number" }, text);
   return [made("td", {}, made("code", {}, broker)), made("td", {}, made("code", {}, dir)),
     made("td", { class: "used" }, bar, ` ${part}`), number(size(free)), number(size(total)),
@@ -261,14 +405,15 @@ function volumeCells({ broker, dir, total_bytes: total, available_bytes: free, s
 }
 
 async function lookAtState() {
-  const pill = byId("state");
+  let text;
+  let isWell = false;
   try {
-    const { status, store, catalog } = await ask("health/ready");
-    const well = status === "ready" && store === "ok" && catalog === "ok";
-    pill.textContent = well ? "ready" : `${status} · store ${store} · catalog ${catalog}`;
-    pill.className = `pill ${well ? "ok" : "bad"}`;
+    const { status, store, catalog } = await readiness();
+    isWell = status === "ready" && store === "ok" && catalog === "ok";
+    text = isWell ? "ready" : `${status} · store ${store} · catalog ${catalog}`;
   } catch (error) {
-    pill.textContent = error.message;
-    pill.className = "pill bad";
+    text = error.message;
   }
+  sayOnce("state", `this node: ${text}`);
+  byId("state").className = `pill ${isWell ? "ok" : "bad"}`;
 }

@@ -107,6 +107,14 @@ class VolumesBody(Struct):
         Instant | None, Meta(description="When the next observation is due; null if none is.")
     ]
     volumes: Annotated[list[VolumeBody], Meta(description="All known volumes, by broker and directory.")]
+    min_available_bytes: Annotated[
+        Instant | None,
+        Meta(description="The limit: a volume with at most so many bytes left violates. null: not set."),
+    ]
+    min_available_ratio: Annotated[
+        Factor | None,
+        Meta(description="The limit as a part of the volume's size. null: not set; at most one of both is."),
+    ]
     drill: Annotated[DrillBody | None, Meta(description="null: no drill is running.")]
 
 
@@ -173,6 +181,8 @@ _SHOWN: Final = {
         },
         {**_FULL, "state": "violating", "observed_ms": 1_795_000_000_000},
     ],
+    "min_available_bytes": 1_073_741_824,
+    "min_available_ratio": None,
     "drill": None,
 }
 _DRILLED: Final = {

@@ -258,6 +258,8 @@ def _answer(now: ThrottlingStatus) -> Response:
         now.rules.source,
         found.next_check_ms,
         volumes,
+        now.rules.limit.min_available_bytes,
+        now.rules.limit.min_available_ratio,
         None if now.drill is None else DrillBody(*now.drill),
     )
     return answer(body, headers={"Cache-Control": "no-store"})
