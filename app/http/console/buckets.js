@@ -35,7 +35,7 @@ function begin(chosen) {
   for (const chart of levels.values()) removeCurve(chart);
   levels = new Map();
   waitsSince = LATEST;
-  byId("bucket-rows").replaceChildren();
+  empty("bucket-rows");
   byId("reset").disabled = true;
   byId("watched").textContent = "";
 }

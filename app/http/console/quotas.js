@@ -236,6 +236,7 @@ function beginShadows({ quotas }) {
   shadowReads = [];
   for (const chart of shadowCurves.values()) if (chart.plot) removeCurve(chart);
   shadowCurves = new Map();
+  empty("shadow-rows");
   const isThere = Object.values(quotas).some(({ shadow }) => shadow);
   byId("shadow-table").hidden = !isThere;
   byId("no-shadows").hidden = isThere;

@@ -88,6 +88,12 @@ function fill(id, rows, nothing, columns) {
   return (body.contains(focused) ? focused : near)?.focus({ preventScroll: true });
 }
 
+// Rows of something else follow.
+function empty(id) {
+  held.delete(id);
+  byId(id).replaceChildren();
+}
+
 // A row that opens something, by a click anywhere on it; the arrow keys move between the buttons of such rows.
 function openingRow(attributes, name, open, ...values) {
   const move = (event) => {
