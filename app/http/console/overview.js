@@ -151,7 +151,7 @@ function sinceOf({ since_ms: since }, nowMs) {
 // A name of more than 64 characters is a digest, which no bucket has.
 const bucketLink = ({ bucket, quota }) => bucket.startsWith("#")
   ? made("span", {}, made("code", {}, bucket),
-    made("span", { class: "hint" }, ` stands for a name of more than ${LONGEST_BUCKET} characters`))
+    made("span", { class: "hint" }, ` is the digest of a name of more than ${LONGEST_BUCKET} characters`))
   : made("a", { href: "#buckets", onclick: (event) => { event.preventDefault(); watch(bucket, quota); } },
     made("code", {}, bucket));
 
