@@ -70,9 +70,9 @@ def computed(node: Service, times: list[int]) -> dict[int, list[list[float | Non
     They come from the samples in the store, in which the node is the only process.
     """
     with closing(redis.Redis.from_url(node.store_url)) as client:
-        found = [fields for _, fields in client.xrange("qg1:overview:seconds")]
+        read: Any = client.xrange("qg1:overview:seconds")
     by_time = {
-        1000 * int(fields[b"at"]): msgpack.decode(fields[b"sample"], type=ProcessSample) for fields in found
+        1000 * int(fields[b"at"]): msgpack.decode(fields[b"sample"], type=ProcessSample) for _, fields in read
     }
     assert len({sample.node for sample in by_time.values()}) == 1
     bounds_ms = [*(1000 * bound for bound in LATENCY_S), 2000 * LATENCY_S[-1]]
