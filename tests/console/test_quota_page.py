@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.console.conftest import Console
@@ -131,10 +133,13 @@ def test_shadow_quota_is_watched_and_made_live(console: Console):
     expect(figure.locator("tbody tr").first).to_be_visible()
     drawn = console.page.evaluate("shadowReads.map((read) => asksOf(read.shadows[0]))")
     assert drawn[-1] == 5
-    rates = console.page.evaluate("shadowRates('producer_ids_rate')")
-    times = console.page.evaluate("shadowReads.map((read) => read.now_ms / 1000)")
-    asks = sum(rate[1] * (times[place + 1] - times[place]) for place, rate in enumerate(rates))
-    assert round(asks, 6) == drawn[-1] - drawn[0]
+    rates, times = console.page.evaluate(
+        "[shadowRates('producer_ids_rate'), shadowReads.map((read) => read.now_ms)]"
+    )
+    asks = sum(
+        rate[1] * (after - before) / 1_000 for rate, (before, after) in zip(rates, pairwise(times), strict=True)
+    )
+    assert asks == pytest.approx(drawn[-1] - drawn[0])
 
     row.get_by_role("button").click()
     dialog = console.page.locator("#promote")
