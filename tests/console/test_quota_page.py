@@ -137,7 +137,8 @@ def test_shadow_quota_is_watched_and_made_live(console: Console):
         "[shadowRates('producer_ids_rate'), shadowReads.map((read) => read.now_ms)]"
     )
     asks = sum(
-        rate[1] * (after - before) / 1_000 for rate, (before, after) in zip(rates, pairwise(times), strict=True)
+        rate[1] * (after - before) / 1_000
+        for rate, (before, after) in zip(rates, pairwise(times), strict=True)
     )
     assert asks == pytest.approx(drawn[-1] - drawn[0])
 
