@@ -155,3 +155,10 @@ def run(load: Load) -> Found:
         )
     assert ran.returncode == 0, ran.stderr.decode(errors="replace")
     return msgspec.json.decode(ran.stdout, type=Found)
+
+
+def processor_us(load: Load) -> float:
+    """Send a load, whose answers must be 200; return microseconds of its first program for an answer."""
+    found = run(load)
+    assert found.statuses == {"200": found.answers}
+    return found.processor_ns[0] / found.answers / 1e3

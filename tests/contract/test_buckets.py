@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -150,6 +151,14 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
         finally:
             await store.close()
 
+    try_histories(kind, history)
+    assert all(looked[key] > 30 for key in KEYS), looked
+
+
+def try_histories(
+    kind: str, history: Callable[[st.DataObject, str, redis.Redis], Coroutine[Any, Any, None]]
+) -> None:
+    """Run random histories, each on an empty store of a kind: its address and a client are given."""
     with running(kind) as url, redis.Redis.from_url(url) as server, asyncio.Runner() as runner:
 
         @settings(
@@ -164,7 +173,6 @@ def test_shown_bucket_equals_a_peek(kind: str, timed: bool):
             runner.run(history(data, url, server))
 
         histories()
-    assert all(looked[key] > 30 for key in KEYS), looked
 
 
 def stored(server: Any) -> dict[Any, Any]:
@@ -180,7 +188,7 @@ def test_live_layers_equal_those_of_the_oracle(kind: str):
     few_or_many = st.sampled_from((0, 1, 5, 30))
     steps = st.tuples(st.sampled_from((0, 50, 150, 334, 500)), st.integers(1, MAX_IDS), few_or_many)
 
-    async def history(data: st.DataObject, url: str) -> None:
+    async def history(data: st.DataObject, url: str, _server: redis.Redis) -> None:
         quota = Quota("producer_ids_rate", 90, "producer_ids", "deny", window_ms=1_000)
         quota = replace(quota, layers=data.draw(layers(quota.window_ms)))
         store = RedisStore(url, caller_clock=True, max_ids=MAX_IDS)
@@ -204,20 +212,7 @@ def test_live_layers_equal_those_of_the_oracle(kind: str):
         finally:
             await store.close()
 
-    with running(kind) as url, redis.Redis.from_url(url) as server, asyncio.Runner() as runner:
-
-        @settings(
-            max_examples=25,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(st.data())
-        def histories(data: st.DataObject) -> None:
-            server.flushall()
-            runner.run(history(data, url))
-
-        histories()
+    try_histories(kind, history)
     assert all(met[each] > 3 for each in ("1 layers", "2 layers", "several segments in a layer")), met
 
 

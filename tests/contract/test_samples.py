@@ -214,6 +214,17 @@ async def test_a_clock_that_went_back_begins_anew(series: SampleSeries, raw: red
     assert found.sample.counts[0] == 2
 
 
+async def counted(overview: DeploymentOverview, admits: int) -> int:
+    """Read until the points by the second have so many admitted asks or more; return how many they have."""
+    found = 0
+    async with asyncio.timeout(60):
+        while found < admits:
+            await overview.refresh()
+            found = sum(point.counts[0] for point in overview.view("second").points)
+            await asyncio.sleep(0.05)  # the polling interval
+    return found
+
+
 async def test_overview_goes_on_after_the_clock_of_the_store_went_back(
     series: SampleSeries, raw: redis.asyncio.Redis
 ):
@@ -226,18 +237,13 @@ async def test_overview_goes_on_after_the_clock_of_the_store_went_back(
         await raw.xadd(SECONDS, fields, id=f"{ahead_ms + 1_000 * place}-0")
     fields = {"at": ahead_ms // 60_000, "before": 0, "sample": sample(1, first=True)}
     await raw.xadd(MINUTES, fields, id=f"{ahead_ms}-0")
-    overview, admits = DeploymentOverview(series), 0
+    overview = DeploymentOverview(series)
     await overview.refresh()
     assert not overview.view("second").nodes, "samples of the future are not shown"
     assert (await series.append(sample(7, first=True), b"", None, 0))[1]
     assert await raw.xlen(MINUTES) == 0
     assert (await series.append(sample(9, last=True), sample(9, first=True, last=True), None, 0))[1]
-    async with asyncio.timeout(60):
-        while admits < 9:
-            await overview.refresh()
-            admits = sum(point.counts[0] for point in overview.view("second").points)
-            await asyncio.sleep(0.05)  # the polling interval
-    assert admits == 9
+    assert await counted(overview, 9) == 9
     assert await raw.xlen(MINUTES) == 1
 
 
@@ -302,10 +308,5 @@ async def test_an_overview_of_a_store_counts_every_ask(series: SampleSeries, url
     at = now_ms // 1000
     await series.append(sample(8), b"", at + 1, 0)
     await series.append(sample(9, last=True), b"", at + 1, 0)
-    overview, admits = DeploymentOverview(series), 0
-    async with asyncio.timeout(60):
-        while admits < 9:
-            await overview.refresh()
-            admits = sum(point.counts[0] for point in overview.view("second").points)
-            await asyncio.sleep(0.05)  # the polling interval
-    assert admits == 9
+    overview = DeploymentOverview(series)
+    assert await counted(overview, 9) == 9

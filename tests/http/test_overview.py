@@ -67,7 +67,10 @@ def faults() -> list[str]:
 def app(store: Store, faults: list[str], monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     monkeypatch.setattr(routes, "PAUSE_FACTOR", 0.0)
     overview = DeploymentOverview(store, clock=store.clock)
-    stores = lambda: [ShownStore("a:1", 1, 2, [*faults])]  # noqa: E731
+
+    def stores() -> list[ShownStore]:
+        return [ShownStore("a:1", 1, 2, [*faults])]
+
     return app_with(router(overview, Access(KEY, ()), stores, lambda: 1.0))
 
 

@@ -28,7 +28,8 @@ ALLOWED: Final = {
 Other memory grows with the input of callers: access keys (``app/catalog/keys.py``), known producer ids
 (``app/admission/known_ids/memory.py``), fair turns (``app/admission/gathering/fair_turns.py``), counts by
 caller (intake, connections, slowdown), and the tables of combinations of fields
-(``app/admission/compiled.py``).
+(``app/admission/compiled.py``). The overview keeps eight answers for a second
+(``app/http/routes/overview.py``).
 """
 DECORATORS: Final = {"cache", "lru_cache", "cached_property"}
 

@@ -142,7 +142,7 @@ class Metrics:
         self.throttled = Tally()
         self.shadows = ShadowTally()
         self._shadow_refused = 0
-        """What shadow quotas would have refused of the asks in ``shadows``, since the start."""
+        """The asks of ``shadows`` that shadow quotas would have refused, since the start."""
         self._counts = Counts()
         self._decision_seconds = Histogram.of(_ALL_SECONDS)
         self.observe_decisions: Observe = self._decision_seconds.observe

@@ -225,7 +225,7 @@ def throttled_since(
 
 
 def present(minutes: Sequence[Point], now_ms: int) -> list[Point]:
-    """Return those of the newest two points by the minute that say something about the present."""
+    """Return the newest points by the minute, at most two, unless they are too old to show the present."""
     return [point for point in minutes[-2:] if now_ms - point.at * MINUTE_MS < PRESENT_MS]
 
 

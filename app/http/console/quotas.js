@@ -52,7 +52,7 @@ byId("new").addEventListener("click", () => openQuotas(without("")));
 let editing = null; // the entity's quotas as the service gave them; version null: it has none
 let unchanged = ""; // the form as it was filled
 
-// The reason is no change.
+// A reason alone changes nothing, so it may be discarded.
 const formText = () => JSON.stringify([...byId("editor").elements].filter(({ id }) => id !== "edit-reason").map(({ value }) => value));
 const mayDiscard = () => !editing || formText() === unchanged || confirm(`Discard the changes of ${editing.entity || "the new quotas"}?`);
 

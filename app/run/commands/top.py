@@ -67,7 +67,7 @@ class Recent:
             NodeRequestError: the node refused the request, or did not answer.
         """
         found = self._node.get(PATH, since_ms=self._since_ms)
-        # At the start, and after the store's clock went back; 0 is no time, but of a node that never read it.
+        # At the start, and after the store's clock went back. A node that has not read the store yet says 0.
         if 0 < found["now_ms"] < self._since_ms:
             self.parts.clear()
             self._since_ms = max(found["now_ms"] - SPAN_MS, 0)

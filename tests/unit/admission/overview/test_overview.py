@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import pytest
@@ -233,8 +232,7 @@ async def test_callers_in_a_loop_read_the_store_once_a_second(store: Store, erro
 
 async def test_store_that_is_away_is_not_read(store: Store):
     away = True
-    is_away: Callable[[], bool] = lambda: away  # noqa: E731
-    overview = DeploymentOverview(store, away=is_away, clock=store.clock)
+    overview = DeploymentOverview(store, away=lambda: away, clock=store.clock)
     await overview.refresh()
     assert (store.reads, overview.view("second").now_ms) == (0, 0)
     away = False
