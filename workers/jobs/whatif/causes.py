@@ -55,6 +55,11 @@ CAUSES: Final[Mapping[Cause, str]] = {
 GRACE_MS: Final = 2_000
 """How long nodes may differ about a change; they follow within a second."""
 
+EARLY_MS: Final = 3_000
+"""How long before a row without the store its ask may have been charged: the store charged it in time, but
+the answer was lost. A busy node waits up to 400 ms for an answer, and for 1,000 ids five times as long; the
+rest is for clocks that differ."""
+
 
 @dataclass(slots=True)
 class CauseFinder:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from app.domain import sampled_rate
 from app.domain.quota import Quota
 from workers.jobs.whatif.buckets import Bucket, Ids, Level, Rate, empty
-from workers.jobs.whatif.causes import Cause
+from workers.jobs.whatif.causes import EARLY_MS, Cause
 from workers.jobs.whatif.quota_form import QuotaForm, QuotaForms
 from workers.jobs.whatif.rows import VerdictOfAsk
 
@@ -49,6 +49,9 @@ class Surplus(NamedTuple):
 MORE: Final = Surplus(math.ulp(0.0))
 LESS: Final = Surplus(-math.ulp(0.0))
 """The amount is not known."""
+
+UNEXPLAINED: Final = Surplus(math.nan)
+"""No charge or refund explains the difference."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,9 +108,11 @@ class FollowedBucket:
 
     def expect(self, form: QuotaForm, usage: float, at_ms: int, mode: str) -> None:
         """Expect the charge or refund of an ask that was answered without the store."""
-        if not self._is_late(form, at_ms):
+        if not self._is_late(form, at_ms - EARLY_MS):
             self.late_charges = self.late_refunds = 0.0
         self._expect(usage, mode)
+        if not usage and isinstance(self.bucket, Rate):  # it does not show, but samples expire at other times
+            self.late_charges = self.late_refunds = math.inf
         self.late_ms, self.is_awaited = max(self.late_ms, at_ms), True
 
     def note_late(self, usage: float, mode: str) -> None:
@@ -121,8 +126,8 @@ class FollowedBucket:
 
     def explains_late(self, form: QuotaForm, at_ms: int, surplus: Surplus) -> bool:
         """Whether asks that were answered without the store explain the contents of the bucket."""
-        most = self.late_charges if surplus.units > 0 else self.late_refunds
-        return most > 0 and abs(surplus.units) <= most + surplus.rounding and self._is_late(form, at_ms)
+        least, most = -self.late_refunds - surplus.rounding, self.late_charges + surplus.rounding
+        return least <= surplus.units <= most and self._is_late(form, at_ms)
 
     def _expect(self, usage: float, mode: str) -> None:
         if mode == "refund":
@@ -135,8 +140,17 @@ class FollowedBucket:
         lasts_ms = form.quota.window_ms if form.counts_ids else form.kept_ms
         return self.is_awaited or at_ms - self.late_ms < lasts_ms
 
-    def surplus(self, form: QuotaForm, verdict: VerdictOfAsk, shown: float, at_ms: int) -> Surplus:
-        """Compare what the log and the bucket show."""
+    def surplus(
+        self, form: QuotaForm, verdict: VerdictOfAsk, shown: float, at_ms: int, own: float = 0.0
+    ) -> Surplus:
+        """Compare what the log and the bucket show.
+
+        If a rate has another window, its samples expired at other times, since a charge begins a sample or
+        prolongs one. Then the units are not compared.
+
+        Args:
+            own: the usage of the ask, if only the log has charged it yet.
+        """
         bucket = self.bucket
         if isinstance(bucket, Level):
             units = shown - (verdict.remaining or 0.0)
@@ -145,10 +159,12 @@ class FollowedBucket:
         if isinstance(bucket, Ids):
             return Surplus(observed - shown)
         now_ms = max(at_ms, bucket.newest_ms)
-        _, our_window_ms = sampled_rate.measure(bucket.state(), now_ms, form.samples, form.sample_ms)
-        window_ms = _window(form, observed, verdict.remaining) or our_window_ms
-        units, ours = observed * (window_ms / 1000), shown * (our_window_ms / 1000)
-        return Surplus(units - ours, EQUAL * max(1.0, units))
+        _, window_ms = sampled_rate.measure(bucket.state(), now_ms, form.samples, form.sample_ms)
+        if (_window(form, observed, verdict.remaining) or window_ms) != window_ms:
+            return Surplus(0.0)
+        units = (observed - shown) * (window_ms / 1000) - own
+        rounding = EQUAL * max(1.0, observed * (window_ms / 1000))
+        return Surplus(units, rounding) if abs(units) > rounding else UNEXPLAINED
 
     def settle(self, form: QuotaForm, at_ms: int) -> None:
         """The bucket showed what was expected: end the doubt once it has done so long enough."""

@@ -15,7 +15,8 @@ from workers.jobs.files import LogPart, location_of
 from workers.jobs.period import Period, partial_log
 from workers.jobs.progress import Progress
 from workers.jobs.runner import Runner, without_collector
-from workers.jobs.whatif.reproduction import EARLY_MS, PartialLogError
+from workers.jobs.whatif.causes import EARLY_MS
+from workers.jobs.whatif.reproduction import PartialLogError
 from workers.jobs.whatif.simulation import Assumptions
 from workers.jobs.whatif.slices import RowSlice, in_order
 from workers.jobs.whatif.what_if import WhatIf, what_if

@@ -21,18 +21,21 @@ from workers.jobs.verdicts import named_quotas
 from workers.jobs.whatif import other_rows
 from workers.jobs.whatif.buckets import Ids, Level, Rate, new_bucket
 from workers.jobs.whatif.causes import Cause, CauseFinder
-from workers.jobs.whatif.followed_bucket import LESS, MORE, FollowedBucket, FollowedQuota, is_equal
+from workers.jobs.whatif.followed_bucket import (
+    LESS,
+    MORE,
+    UNEXPLAINED,
+    FollowedBucket,
+    FollowedQuota,
+    Surplus,
+    is_equal,
+)
 from workers.jobs.whatif.quota_form import DELAY, REFUSED, REJECT, THROTTLE, QuotaForm, manner_of
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, VerdictOfAsk, VerdictQuota
 from workers.jobs.whatif.sequential import sequential
 
 PLAUSIBLE: Final = 2
 """How many new ids of one refused ask may have been taken as seen; a third one is no chance."""
-
-EARLY_MS: Final = 3_000
-"""How long before a row without the store its ask may have been charged: the store charged it in time, but
-the answer was lost. A busy node waits up to 400 ms for an answer, and for 1,000 ids five times as long; the
-rest is for clocks that differ."""
 
 EXAMPLES: Final = 10
 
@@ -330,7 +333,7 @@ class ReproductionCheck:
                 for each in taken_as_seen:
                     bucket.exact.adopt(each, now_ms, form.quota.layers)
             if lost := charged.difference(unseen):
-                causes.append(self._causes.of_bucket(ask, verdict, followed, form, LESS) or "other")
+                causes.append(self._causes.of_bucket(ask, verdict, followed, form, UNEXPLAINED) or "other")
                 if causes[-1] == "other":
                     self._note(ask, verdict, f"{len(lost)} known ids charged", "known ids are not charged")
                 for each in lost:
@@ -385,9 +388,7 @@ class ReproductionCheck:
         followed, form = target.followed, target.form(manner)
         bucket = followed.bucket
         rank = 0 if answer == 0 else form.rank if answer > 0 else REFUSED
-        is_milder = (verdict.rank, verdict.wait_ms) < (rank, max(answer, 0))
-        may_be_known = isinstance(bucket, Ids)  # and then more charges make a milder verdict
-        surplus = LESS if is_milder and not may_be_known else MORE
+        surplus = self._surplus(ask, verdict, (rank, max(answer, 0)), followed, form)
         if cause := self._causes.of_row(ask) or self._causes.of_bucket(ask, verdict, followed, form, surplus):
             return cause
         if isinstance(bucket, Ids):
@@ -403,6 +404,25 @@ class ReproductionCheck:
         exact = _said(rank, max(answer, 0))
         self._note(ask, verdict, _said(verdict.rank, verdict.wait_ms), exact)
         return "other"
+
+    def _surplus(
+        self,
+        ask: LoggedAsk,
+        verdict: VerdictOfAsk,
+        exact: tuple[int, int],
+        followed: FollowedBucket,
+        form: QuotaForm,
+    ) -> Surplus:
+        """What the bucket of a verdict that is not the exact one must have held before the ask."""
+        bucket = followed.bucket
+        if isinstance(bucket, Ids):
+            return MORE  # also of a milder verdict, as the ids may be known
+        if isinstance(bucket, Level):
+            return LESS if (verdict.rank, verdict.wait_ms) < exact else MORE
+        if verdict.observed is None:
+            return UNEXPLAINED
+        own = verdict.usage if ask.mode in {"admit", "record"} and ask.rank < THROTTLE else 0.0
+        return followed.surplus(form, verdict, bucket.shown(form, ask.at_ms), ask.at_ms, own)
 
     def _differs(
         self,

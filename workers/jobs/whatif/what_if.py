@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from app.domain.ladder import Quotas
 from app.domain.quota import Quota
 from workers.jobs.verdicts import ORDERS_PER_MS
+from workers.jobs.whatif.causes import EARLY_MS
 from workers.jobs.whatif.compared import Compared, QuotaOutcome, UsageSeries
-from workers.jobs.whatif.reproduction import EARLY_MS, Reproduction, ReproductionCheck
+from workers.jobs.whatif.reproduction import Reproduction, ReproductionCheck
 from workers.jobs.whatif.rows import LoggedAsk, LoggedChange, LoggedRow
 from workers.jobs.whatif.simulation import Assumptions, Simulation
 from workers.jobs.whatif.slices import RowDecoder, RowSlice
